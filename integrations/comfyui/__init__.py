@@ -3,7 +3,7 @@
 from typing import Any
 
 from .masks import MasksForRegions, WordMask
-from .nodes import WatchAttention, WordHeatmaps, WordsAtSpot
+from .nodes import SelfAttentionOfSpot, WatchAttention, WordHeatmaps, WordsAtSpot
 from .pieces import spelled
 
 NODE_CLASS_MAPPINGS = {
@@ -12,6 +12,7 @@ NODE_CLASS_MAPPINGS = {
     "SdattnWordMask": WordMask,
     "SdattnWordsAtSpot": WordsAtSpot,
     "SdattnMasksForRegions": MasksForRegions,
+    "SdattnSelfAttentionOfSpot": SelfAttentionOfSpot,
 }
 NODE_DISPLAY_NAME_MAPPINGS = {
     "SdattnWatchAttention": "Watch attention",
@@ -19,6 +20,7 @@ NODE_DISPLAY_NAME_MAPPINGS = {
     "SdattnWordMask": "Word mask",
     "SdattnWordsAtSpot": "Words at a spot",
     "SdattnMasksForRegions": "Masks for regions",
+    "SdattnSelfAttentionOfSpot": "Self-attention of a spot",
 }
 __all__ = ["NODE_CLASS_MAPPINGS", "NODE_DISPLAY_NAME_MAPPINGS"]
 

@@ -21,6 +21,7 @@ from .pieces import IMAGE, Tokenize, read_prompts
 
 CLIPS = ("l", "g", "h")  # tokenizers whose columns are one encoder's, or those of two at once
 CONCATENATED = re.compile(r"\n\s*---+\s*\n")  # between the prompts of ConditioningConcat
+TURN = ["<|im_start|>", "user", "\u010a"]  # where the user's text begins
 VISION = "<|vision_start|><|image_pad|><|vision_end|>"
 OMNI = "<|vision_end|>{}<|im_end|>\n<|im_start|>assistant\n<|vision_start|>"
 
@@ -38,14 +39,14 @@ def read(clip: Any, prompt: str, facts: TextFacts) -> Prompt:
     if not parts:
         raise InvalidValueError("The prompt is empty. Write the text that was encoded.")
     tried: list[Prompt] = []
-    for tokenize in _ways(clip, facts.has_images):
+    for tokenize in _ways(clip, facts):
         of_parts = [list(_readings(clip, tokenize, part, facts.skips)) for part in parts]
         tried += of_parts[0]
         fitting: dict[object, Prompt] = {}
         for readings in zip(*of_parts, strict=True):
-            found = _fitted(readings, facts)
-            if found is not None:
-                fitting.setdefault(tuple(word.columns for word in found.words), found)
+            fitted = _fitted(readings, facts)
+            if fitted is not None:
+                fitting.setdefault(tuple(word.columns for word in fitted.words), fitted)
         if len(fitting) == 1:
             return next(iter(fitting.values()))
         if fitting:
@@ -60,13 +61,16 @@ def read(clip: Any, prompt: str, facts: TextFacts) -> Prompt:
     )
 
 
-def _ways(clip: Any, has_images: bool) -> Iterator[Tokenize]:
+def _ways(clip: Any, facts: TextFacts) -> Iterator[Tokenize]:
     """Yield how ComfyUI's nodes may have had a text tokenized, the usual way first."""
 
     def tokenize(text: str, before: str = "", **options: Any) -> dict[str, Any]:
         tokens: dict[str, Any] = clip.tokenize(before + text, return_word_ids=True, **options)
         return tokens
 
+    if facts.has_captions:  # Text Encode Z-Image Omni
+        yield lambda text: tokenize(text, llama_template=OMNI)
+        return
     yield tokenize
     if hasattr(clip.tokenizer, "gemma2_2b"):  # CLIP Text Encode for Lumina2
         from comfy_extras.nodes_lumina2 import CLIPTextEncodeLumina2
@@ -75,14 +79,10 @@ def _ways(clip: Any, has_images: bool) -> Iterator[Tokenize]:
             before = f"{system} <Prompt Start> "
             yield lambda text, before=before: tokenize(text, before)
     images = getattr(clip.tokenizer, "llama_template_images", None)
-    if not has_images:
-        return
-    if images is not None:  # Text Encode Qwen Image Edit, and Plus
+    if facts.has_images and images is not None:  # Text Encode Qwen Image Edit, and Plus
         yield lambda text: tokenize(text, llama_template=images)
         plus = images.replace(VISION, "")
         yield lambda text: tokenize(text, f"Picture 1: {VISION}", llama_template=plus)
-    elif hasattr(clip.tokenizer, "llama_template"):  # Text Encode Z-Image Omni
-        yield lambda text: tokenize(text, llama_template=OMNI)
 
 
 def _readings(clip: Any, tokenize: Tokenize, prompt: str, skips: Sequence[str]) -> Iterator[Prompt]:
@@ -110,7 +110,8 @@ def _fitted(parts: Sequence[Prompt], facts: TextFacts) -> Prompt | None:
     templates' starts if the encoder cuts these off, filled up on the left, or with images as large
     as they must be. None if they do not fit."""
     whole = _concatenated(parts)
-    tokens, columns = whole.tokens, facts.columns
+    tokens = whole.tokens
+    columns = facts.columns
     images = [i for i, token in enumerate(tokens) if token.special == IMAGE]
     if images:  # their columns are what the text behind them leaves
         tail = len(tokens) - images[-1] - 1
@@ -126,9 +127,15 @@ def _fitted(parts: Sequence[Prompt], facts: TextFacts) -> Prompt | None:
 
 
 def _after_template(prompt: Prompt) -> int:
-    """Return the number of columns after the template's start."""
+    """Return the number of columns after the template's start, as Qwen-Image's encoder cuts it."""
     specials = [token.special for token in prompt.tokens]
-    return len(specials) - next((i for i, one in enumerate(specials) if one != TEMPLATE), 0)
+    start = next((i for i, kind in enumerate(specials) if kind != TEMPLATE), 0)
+    texts = [token.text for token in prompt.tokens[:start]]
+    if TURN[0] in texts:
+        last = start - 1 - texts[::-1].index(TURN[0])
+        if texts[last:] != TURN:  # some versions spell it otherwise before an embedding
+            start = last
+    return len(specials) - start
 
 
 def _moved(prompt: Prompt, kept: int, before: Sequence[str]) -> Prompt:
@@ -137,17 +144,20 @@ def _moved(prompt: Prompt, kept: int, before: Sequence[str]) -> Prompt:
     shift = len(before) + kept - len(prompt.tokens)
     words = []
     for word in prompt.words:
-        own = tuple(column + shift for column in word.columns if column + shift >= len(before))
-        words.append(replace(word, columns=own))
+        columns = tuple(column + shift for column in word.columns if column + shift >= len(before))
+        words.append(replace(word, columns=columns))
     first = tuple(Token(-1, special, 0, 0, special) for special in before)
     return replace(prompt, words=tuple(words), tokens=(*first, *tokens))
 
 
 def _concatenated(prompts: Sequence[Prompt]) -> Prompt:
     """Return prompts whose columns follow each other, as one."""
-    text, words, tokens = "", [], []
+    text = ""
+    words = []
+    tokens = []
     for prompt in prompts:
-        start, first = len(text), len(tokens)
+        start = len(text)
+        first = len(tokens)
         for word in prompt.words:
             own = tuple(column + first for column in word.columns)
             words.append(replace(word, start=word.start + start, end=word.end + start, columns=own))

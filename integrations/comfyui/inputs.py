@@ -9,8 +9,11 @@ from .reading import NAMES, Asked
 
 CATEGORY = "sdattn"
 ATTENTION = "SDATTN_ATTENTION"  # a type of our own: other nodes have an ATTENTION
-SECOND_HALF, ALL_STEPS = "second half", "all steps"
-MEAN, EVERY_STEP = "mean", "every step"
+SECOND_HALF = "second half"
+ALL_STEPS = "all steps"
+MEAN = "mean"
+EVERY_STEP = "every step"
+EVERY_HEAD = "every head"
 COLORMAPS = ["inferno", "viridis", "jet", "magma", "turbo", "gray"]
 Inputs = dict[str, dict[str, Any]]
 
@@ -51,19 +54,40 @@ def reader_inputs(**more: Any) -> Inputs:
                 "must keep. Edges become sharper.",
             },
         ),
+        "step": _number("Step to read, counted from 0, which Watch attention must keep; -1: all."),
+        "head": _number(
+            "Head to read, counted from 0, which Watch attention must keep; -1: the mean. Layers "
+            "with fewer heads are left out."
+        ),
     }
     return {"required": {**required, **more}, "optional": optional}
 
 
+def _number(tooltip: str) -> tuple[str, dict[str, Any]]:
+    told = {"default": -1, "min": -1, "max": 9999, "advanced": True, "tooltip": tooltip}
+    return "INT", told
+
+
 def asked_for(
-    clip: Any,
     image: Tensor,
-    prompt: str,
+    clip: Any = None,
+    prompt: str = "",
     conditioning: Any = None,
     side: str = NAMES[0],
     spread: bool = False,
+    step: int = -1,
+    head: int = -1,
 ) -> Asked:
-    return Asked(clip, prompt, image, conditioning, side, spread)
+    return Asked(
+        clip=clip,
+        prompt=prompt,
+        images=image,
+        conditioning=conditioning,
+        name=side,
+        spread=spread,
+        step=None if step < 0 else step,
+        head=None if head < 0 else head,
+    )
 
 
 def words_of(text: str) -> list[str]:
@@ -73,4 +97,4 @@ def words_of(text: str) -> list[str]:
 
 def as_images(images: Tensor) -> list[Image.Image]:
     data = (images.clamp(0, 1) * 255).round().byte().cpu().numpy()
-    return [Image.fromarray(one) for one in data]
+    return [Image.fromarray(pixels) for pixels in data]

@@ -10,11 +10,11 @@ is asked for pixels:
     HiDream            [image | text], the text of two encoders
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
 
 Options = Mapping[str, Any]  # ComfyUI's transformer_options
@@ -89,12 +89,14 @@ class TextFacts:
         skips: names of tokenizers whose tokens the model does not attend to.
         filled_to: columns that shorter texts are filled up to on their left; 0 if they are not.
         has_images: there are reference images, which the text may name.
+        has_captions: the reference images have texts of their own, so that the template is theirs.
     """
 
     columns: int
     skips: tuple[str, ...] = ()
     filled_to: int = 0
     has_images: bool = False
+    has_captions: bool = False
 
 
 class Layout:
@@ -109,8 +111,13 @@ class Layout:
 
     def facts(self, repeats: int) -> TextFacts:
         """Return what is known of the text's columns, which are repeated so often."""
-        images = bool(self.call.references)
-        return TextFacts(self.n_text // repeats, self.skips, self.filled_to, images)
+        return TextFacts(
+            columns=self.n_text // repeats,
+            skips=self.skips,
+            filled_to=self.filled_to,
+            has_images=bool(self.call.references),
+            has_captions=bool(self.call.given.get("ref_contexts")),
+        )
 
     def look(self, queries: int, keys: int, options: Options) -> Look | None:
         """Return what an attention call of so many queries and keys shows; None for nothing."""
@@ -182,7 +189,9 @@ class HiDreamLayout(Layout):
         self.n_text += self.n_llama
 
     def look(self, queries: int, keys: int, options: Options) -> Look | None:
-        cells, t5, llama = self.call.cells(), self.n_t5, self.n_llama
+        cells = self.call.cells()
+        t5 = self.n_t5
+        llama = self.n_llama
         if not queries == keys == cells + t5 + 2 * llama:
             return None
         middle = cells + t5 + llama
@@ -216,18 +225,31 @@ class NextDiTLayout(Layout):
             if not queries == keys == max(self.lengths) + call.cells():
                 return None
             return self._look(0, slice(0, self.lengths[0]))
-        captions = [part.shape[1] for part in call.given.get("ref_contexts") or ()]
-        captions += [0] * (len(call.references) - len(captions))
-        before = captions[: len(call.references)]
-        # a reference image without a caption has one of padding
-        text = sum(self._padded(length) or self.multiple for length in before)
-        after = sum(map(self._padded, captions[len(call.references) :]))
+        first, after = self._captions()
         images = [self._padded(call.cells(latent)) for latent in (*call.references, call.latent)]
-        further = keys - text - self._padded(self.n_text) - after - sum(images)
-        # only with reference images, whose features of another encoder stand between
-        if keys != queries or further < 0 or (further and not call.references):
+        text = first + self._padded(self.n_text) + after
+        if not queries == keys == text + self._features() + sum(images):
             return None
-        return self._look(keys - images[-1], slice(text, text + self.n_text))
+        return self._look(keys - images[-1], slice(first, first + self.n_text))
+
+    def _captions(self) -> tuple[int, int]:
+        """Return the columns of the reference images' captions before the text and after it."""
+        captions = [part.shape[1] for part in self.call.given.get("ref_contexts") or ()]
+        n_images = len(self.call.references)
+        captions += [0] * (n_images - len(captions))
+        # a reference image without a caption has one of padding
+        before = [self._padded(length) or self.multiple for length in captions[:n_images]]
+        return sum(before), sum(map(self._padded, captions[n_images:]))
+
+    def _features(self) -> int:
+        """Return the columns that hold the reference images' features by a vision encoder."""
+        call = self.call
+        if not call.references or getattr(call.model, "siglip_embedder", None) is None:
+            return 0
+        features = [math.prod(part.shape[1:3]) for part in call.given.get("siglip_feats") or ()]
+        features = features[: len(call.references)]
+        missing = len(call.references) + 1 - len(features)  # the image itself has none
+        return sum(map(self._padded, features)) + missing * self.multiple
 
     def of_row(self, look: Look, row: int) -> Look:
         if not self.is_first_version:
@@ -264,22 +286,3 @@ def read_layout(call: ModelCall) -> Layout:
             "single images."
         )
     return LAYOUTS[name](call)
-
-
-def rows_of(mask: Tensor | None, rows: slice, queries: slice) -> Tensor | None:
-    """Return a part of a mask as ComfyUI broadcasts it: ``[N, T]``, ``[B, N, T]`` or with heads."""
-    if mask is None:
-        return None
-    mask = mask[None, None] if mask.ndim == 2 else mask[:, None] if mask.ndim == 3 else mask
-    mask = mask if len(mask) == 1 else mask[rows]
-    return mask if mask.shape[2] == 1 else mask[:, :, queries]
-
-
-def by_head(tensor: Tensor, heads: int, is_split: bool) -> Tensor:
-    """Return ``[B, heads, N, d]`` of what an attention function was given."""
-    return tensor if is_split else tensor.unflatten(-1, (heads, -1)).transpose(1, 2)
-
-
-def grouped(key: Tensor, heads: int) -> Tensor:
-    """Return keys with each head's own, for layers whose queries share them."""
-    return key if key.shape[1] == heads else torch.repeat_interleave(key, heads // key.shape[1], 1)

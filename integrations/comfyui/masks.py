@@ -13,7 +13,9 @@ from .inputs import CATEGORY, Inputs, asked_for, reader_inputs, words_of
 from .reading import heatmaps, of_word
 from .recording import Recorder
 
-SHARE, OTSU, TOP = "share of range", "otsu", "top percent"
+SHARE = "share of range"
+OTSU = "otsu"
+TOP = "top percent"
 REGIONS = 6
 
 
@@ -129,7 +131,8 @@ class MasksForRegions:
         blur: float = 0.0,
         **told: Any,
     ) -> tuple[Tensor, ...]:
-        asked, named = asked_for(**told), words_of(words)
+        asked = asked_for(**told)
+        named = words_of(words)
         if not 1 <= len(named) <= REGIONS:
             raise InvalidValueError(
                 f"{len(named)} words were asked for. Write 1 to {REGIONS}, with commas between."

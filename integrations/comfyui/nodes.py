@@ -1,6 +1,7 @@
 """Nodes that watch a sampler's attention, draw words' heatmaps and tell the words of a spot."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from .inputs import (
     ATTENTION,
     CATEGORY,
     COLORMAPS,
+    EVERY_HEAD,
     EVERY_STEP,
     MEAN,
     SECOND_HALF,
@@ -25,7 +27,7 @@ from .inputs import (
     reader_inputs,
     words_of,
 )
-from .reading import heatmaps, of_word, steps_kept
+from .reading import Asked, cell_maps, heads_kept, heatmaps, of_word, steps_kept
 from .recording import Recorder
 from .runs import Settings
 
@@ -63,7 +65,11 @@ class WatchAttention:
             "min": 1,
             "max": 1 << 20,
             "advanced": True,
-            "tooltip": "Upper limit for single steps and self-attention together.",
+            "tooltip": "Upper limit for single steps, single heads and self-attention together.",
+        }
+        heads = {
+            "advanced": True,
+            "tooltip": "Keep the mean over heads alone, or the maps of every head too.",
         }
         required = {
             "model": ("MODEL", {"tooltip": "The model that the sampler would get."}),
@@ -73,6 +79,7 @@ class WatchAttention:
             "keep": ([MEAN, EVERY_STEP], keep),
             "spread": ("BOOLEAN", spread),
             "megabytes": ("INT", megabytes),
+            "heads": ([MEAN, EVERY_HEAD], heads),
         }
         return {"required": required, "optional": optional}
 
@@ -83,9 +90,17 @@ class WatchAttention:
         keep: str = MEAN,
         spread: bool = False,
         megabytes: int = 1024,
+        heads: str = MEAN,
     ) -> tuple[Any, Recorder]:
-        settings = Settings(steps == SECOND_HALF, keep == EVERY_STEP, spread, megabytes << 20)
-        recorder, patched = Recorder(settings), model.clone()
+        settings = Settings(
+            second_half=steps == SECOND_HALF,
+            every_step=keep == EVERY_STEP,
+            every_head=heads == EVERY_HEAD,
+            spread=spread,
+            max_bytes=megabytes << 20,
+        )
+        recorder = Recorder(settings)
+        patched = model.clone()
         recorder.install(patched)
         return patched, recorder
 
@@ -107,11 +122,13 @@ class WordHeatmaps:
         layout = {"tooltip": "A grid of all words for each image, or an image for each word."}
         colors = {"tooltip": "Colour map of matplotlib."}
         steps = {"tooltip": "The mean over steps, or an image for every step that was kept."}
+        heads = {"tooltip": "The mean over heads, or an image for every head that was kept."}
         return reader_inputs(
             words=("STRING", words),
             layout=(["grid", "one each"], layout),
             colors=(COLORMAPS, colors),
             steps=([MEAN, EVERY_STEP], steps),
+            heads=([MEAN, EVERY_HEAD], heads),
         )
 
     def draw(
@@ -121,23 +138,38 @@ class WordHeatmaps:
         layout: str = "grid",
         colors: str = COLORMAPS[0],
         steps: str = MEAN,
+        heads: str = MEAN,
         **told: Any,
     ) -> tuple[Tensor]:
-        asked = asked_for(**told)
-        numbers = [None] if steps == MEAN else steps_kept(attention, asked)
+        views = list(_views(attention, asked_for(**told), steps, heads))
         drawn = []
-        of_steps = [(number, heatmaps(attention, asked, number)) for number in numbers]
-        for i, picture in enumerate(as_images(asked.images)):
-            for number, of_images in of_steps:
-                maps = of_images[i]
+        for i, image in enumerate(as_images(told["image"])):
+            for title, of_images in views:
                 tiles = [
-                    heatmap.overlay(picture, cmap=colors).convert("RGB")
-                    for heatmap in _of_words(maps, words)
+                    heatmap.overlay(image, cmap=colors).convert("RGB")
+                    for heatmap in _of_words(of_images[i], words)
                 ]
-                title = "image" if number is None else f"step {number}"
-                drawn += [grid(picture, tiles, title)] if layout == "grid" else tiles
-        made = np.stack([np.asarray(one.convert("RGB")) for one in drawn])
+                drawn += [grid(image, tiles, title)] if layout == "grid" else tiles
+        made = np.stack([np.asarray(tile.convert("RGB")) for tile in drawn])
         return (torch.from_numpy(made).float() / 255,)
+
+
+def _views(
+    attention: Recorder, asked: Asked, steps: str, heads: str
+) -> Iterator[tuple[str, list[Heatmaps]]]:
+    """Yield a title and the heatmaps of each image, of every step or head if they are asked for."""
+    if (steps != MEAN and asked.step is not None) or (heads != MEAN and asked.head is not None):
+        raise InvalidValueError(
+            f"One step (step={asked.step}) or head (head={asked.head}) and every one were asked "
+            "for. Set step and head to -1, or steps and heads to mean."
+        )
+    for step in [asked.step] if steps == MEAN else steps_kept(attention, asked):
+        of_step = replace(asked, step=step)
+        for head in [asked.head] if heads == MEAN else heads_kept(attention, of_step):
+            parts = {"step": step, "head": head}
+            named = [f"{name} {number}" for name, number in parts.items() if number is not None]
+            title = ", ".join(named) or "image"
+            yield title, heatmaps(attention, replace(of_step, head=head))
 
 
 def _of_words(maps: Heatmaps, words: str) -> list[Heatmap]:
@@ -158,28 +190,19 @@ class WordsAtSpot:
 
     @classmethod
     def INPUT_TYPES(cls) -> Inputs:  # noqa: N802
-        place = {"default": 0, "min": 0, "max": 1 << 16, "tooltip": "Pixels from the left."}
         most = {"default": 5, "min": 1, "max": 1000, "tooltip": "How many words to tell."}
-        return reader_inputs(
-            x=("INT", place),
-            y=("INT", {**place, "tooltip": "Pixels from the top."}),
-            most=("INT", most),
-        )
+        return reader_inputs(**_places(), most=("INT", most))
 
     def tell(
         self, attention: Recorder, x: int, y: int, most: int = 5, **told: Any
     ) -> dict[str, Any]:
         asked = asked_for(**told)
-        height, width = asked.images.shape[1:3]
-        if not (0 <= x < width and 0 <= y < height):
-            raise InvalidValueError(
-                f"The spot x={x}, y={y} is outside the image of {width}x{height} pixels (width x "
-                "height)."
-            )
-        lines, first = [], ""
+        width_share, height_share = _spot(asked, x, y)
+        lines = []
+        first = ""
         for number, maps in enumerate(heatmaps(attention, asked)):
             rows, cols = maps.maps.shape[:2]
-            cell = y * rows // height, x * cols // width
+            cell = int(height_share * rows), int(width_share * cols)
             strongest = sorted(_shares(maps, cell), reverse=True)[:most]
             first = first or ", ".join(word for _, _, word in strongest)
             lines += [f"image {number + 1}, x={x}, y={y}"] if len(asked.images) > 1 else []
@@ -199,3 +222,63 @@ def _shares(maps: Heatmaps, cell: tuple[int, int]) -> Iterator[tuple[float, floa
         if any(letter.isalnum() for letter in word):
             share = float(heatmap.values[cell])
             yield share / max(heatmap.mean, 1e-12), share, word
+
+
+def _places() -> dict[str, Any]:
+    """Return the inputs that name a spot."""
+    place = {"default": 0, "min": 0, "max": 1 << 16}
+    return {
+        "x": ("INT", {**place, "tooltip": "Pixels from the left."}),
+        "y": ("INT", {**place, "tooltip": "Pixels from the top."}),
+    }
+
+
+def _spot(asked: Asked, x: int, y: int) -> tuple[float, float]:
+    """Return a spot as shares of the width and the height; raise ValueError for one outside."""
+    height, width = asked.images.shape[1:3]
+    if not (0 <= x < width and 0 <= y < height):
+        raise InvalidValueError(
+            f"The spot x={x}, y={y} is outside the image of {width}x{height} pixels (width x "
+            "height)."
+        )
+    return x / width, y / height
+
+
+class SelfAttentionOfSpot:
+    """Shows what a spot of the image attends to in the image itself."""
+
+    DESCRIPTION = (
+        "Shows what a spot of the image attends to in the image itself, if Watch attention keeps "
+        "the self-attention (spread). Parts of one thing attend to each other."
+    )
+    CATEGORY = CATEGORY
+    SEARCH_ALIASES = ("self attention", "attention of a point", "affinity", "segment by point")
+    FUNCTION = "show"
+    RETURN_TYPES = ("IMAGE", "MASK")
+    RETURN_NAMES = ("heatmaps", "mask")
+    OUTPUT_TOOLTIPS = ("A heatmap over each image.", "The same, 1 where the attention is highest.")
+
+    @classmethod
+    def INPUT_TYPES(cls) -> Inputs:  # noqa: N802
+        colors = {"tooltip": "Colour map of matplotlib."}
+        told = reader_inputs(**_places(), colors=(COLORMAPS, colors))
+        without = ("clip", "prompt", "spread", "step", "head")  # which the image itself has not
+        return {
+            kind: {name: value for name, value in inputs.items() if name not in without}
+            for kind, inputs in told.items()
+        }
+
+    def show(
+        self, attention: Recorder, x: int, y: int, colors: str = COLORMAPS[0], **told: Any
+    ) -> tuple[Tensor, Tensor]:
+        asked = asked_for(**told)
+        maps = cell_maps(attention, asked, *_spot(asked, x, y))
+        drawn = []
+        masks = []
+        for image, values in zip(as_images(asked.images), maps, strict=True):
+            heatmap = Heatmap(f"x={x}, y={y}", values, ())
+            overlay = heatmap.overlay(image, cmap=colors, caption=False)
+            drawn.append(np.asarray(overlay.convert("RGB")))
+            resized = heatmap.resize((image.height, image.width))
+            masks.append(resized / resized.max())
+        return torch.from_numpy(np.stack(drawn)).float() / 255, torch.stack(masks)

@@ -72,7 +72,8 @@ def _alone(part: Any, name: str, tokenize: Tokenize, text: str) -> list[Piece]:
 
 def _chunk(part: Any, chunk: Sequence[Any]) -> Iterator[Piece]:
     """Yield the tokens of a chunk as the encoder reads them."""
-    ended, dropped = False, 0
+    ended = False
+    dropped = 0
     for token, _, word in chunk:
         if not isinstance(token, Integral):
             if token.shape[-1] != part.embedding_size:
@@ -81,9 +82,12 @@ def _chunk(part: Any, chunk: Sequence[Any]) -> Iterator[Piece]:
             yield Piece(-1, "<embedding>", spelled=EMBEDDED)
             continue
         text = spelled(part, int(token))
-        special = "" if word else SOS if token == part.start_token and not ended else PAD
-        if not word and token == part.end_token and not ended:
-            special, ended = EOS, True
+        special = "" if word else PAD
+        if not word and not ended and token == part.start_token:
+            special = SOS
+        if not word and not ended and token == part.end_token:
+            special = EOS
+            ended = True
         if text in IMAGE_PADS:
             special = IMAGE
         yield Piece(int(token), text, special, _data(text))
@@ -114,8 +118,8 @@ def _with_template(pieces: Sequence[Piece], template: Sequence[Any]) -> Iterator
 
 def _common(first: Sequence[Any], second: Sequence[Any]) -> int:
     """Return how many entries at the start of two sequences are the same."""
-    for number, (one, other) in enumerate(zip(first, second, strict=False)):
-        if one != other:
+    for number, (entry, other) in enumerate(zip(first, second, strict=False)):
+        if entry != other:
             return number
     return min(len(first), len(second))
 
@@ -140,7 +144,7 @@ def _placed(texts: Sequence[str], pieces: Sequence[Piece], vectors: Mapping[str,
     """Return the prompt by the text that the tokens spell best."""
     content = [i for i, piece in enumerate(pieces) if not piece.special]
     aligned = [_Aligned(text, [pieces[i] for i in content], vectors) for text in texts]
-    best = max(aligned, key=lambda one: one.likeness)
+    best = max(aligned, key=lambda reading: reading.likeness)
     spans = dict(zip(content, best.spans(), strict=True))
     tokens = [
         Token(piece.id, piece.text, *spans.get(i, (0, 0)), piece.special)
@@ -163,17 +167,21 @@ class _Aligned:
     """The tokens of a prompt beside its text, byte by byte."""
 
     def __init__(self, text: str, pieces: Sequence[Piece], vectors: Mapping[str, int]):
-        self.text, self.pieces = text, pieces
+        self.text = text
+        self.pieces = pieces
         embeddings = {found.start(): found[0] for found in EMBEDDING.finditer(text)}
-        owners, data, skipped = [], b"", 0  # owners: of each byte, the character of the text
+        owners = []
+        data = b""
+        skipped = 0  # owners: of each byte, the character of the text
         for i, char in enumerate(text):
-            own = _folded(char.encode())
+            letter = _folded(char.encode())
             if vectors.get(embeddings.get(i, "")):
-                own, skipped = EMBEDDED * vectors[embeddings[i]], i + len(embeddings[i])
+                letter = EMBEDDED * vectors[embeddings[i]]
+                skipped = i + len(embeddings[i])
             elif i < skipped:
                 continue
-            data += own
-            owners += [i] * len(own)
+            data += letter
+            owners += [i] * len(letter)
         self.owners = owners
         spelled = b"".join(piece.spelled for piece in pieces)
         self.matcher = SequenceMatcher(None, data, spelled, autojunk=False)
@@ -188,11 +196,12 @@ class _Aligned:
                 places.append((first + offset, first + offset + 1) if is_same else (first, last))
         at = 0
         for piece in self.pieces:
-            own = places[at : at + len(piece.spelled)]
+            spans = places[at : at + len(piece.spelled)]
             at += len(piece.spelled)
-            held = [place for place in own if place[0] < place[1]]
-            if not held:
+            spans = [span for span in spans if span[0] < span[1]]
+            if not spans:
                 yield 0, 0
                 continue
-            first, last = min(held)[0], max(place[1] for place in held)
+            first = min(spans)[0]
+            last = max(span[1] for span in spans)
             yield self.owners[first], self.owners[last - 1] + 1

@@ -11,11 +11,11 @@ from torch import Tensor
 from sdattn import PRESETS, Heatmap, Heatmaps
 from sdattn.errors import CaptureError, InvalidValueError
 from sdattn.maps.aggregation import aggregate
-from sdattn.maps.layermaps import LayerMap, LayerMaps, resize_maps
 
 from .columns import read
+from .layers import area_of, by_head, in_latent, layer_maps, self_attention, sums_of
 from .recording import Recorder
-from .runs import Conditioning, Run, Sums
+from .runs import Conditioning, Run
 
 NAMES = ("positive", "negative")
 POOLED = replace(PRESETS["default"], heads="pool")  # a weight for each layer in a sum
@@ -31,6 +31,8 @@ class Asked:
         conditioning: the CONDITIONING meant, where several were drawn.
         name: the sampler's input, ``"positive"`` or ``"negative"``.
         spread: spread maps along the image's self-attention.
+        step: a step that was kept, counted from 0; None for all together.
+        head: a head that was kept, counted from 0; None for the mean.
     """
 
     clip: Any
@@ -39,28 +41,65 @@ class Asked:
     conditioning: Any = None
     name: str = "positive"
     spread: bool = False
+    step: int | None = None
+    head: int | None = None
 
 
-def heatmaps(recorder: Recorder, asked: Asked, step: int | None = None) -> list[Heatmaps]:
-    """Return the heatmaps of each image; of one step if given.
+def heatmaps(recorder: Recorder, asked: Asked) -> list[Heatmaps]:
+    """Return the heatmaps of each image.
 
     Raises:
-        CaptureError: the recorder saw no such run, text or step, or could not follow it.
+        CaptureError: the recorder saw no such run, text, step or head, or could not follow it.
         ValueError: another prompt than was encoded, or other images.
     """
-    run = _run(recorder, asked)
-    one = _text(run, asked)
-    if len(asked.images) != one.images:
-        raise InvalidValueError(
-            f"The sampler drew {one.images} image(s), and {len(asked.images)} were passed. Connect "
-            "the decoded images of the sampler whose model has Watch attention."
-        )
-    assert one.facts is not None
-    prompt = read(asked.clip, asked.prompt, one.facts)
+    text = drawn_text(recorder, asked)
+    assert text.facts is not None
+    prompt = read(asked.clip, asked.prompt, text.facts)
     preset = replace(POOLED, refine="self") if asked.spread else POOLED
-    layers = _layers(_sums(run, one, step), one.affinity if asked.spread else None)
-    found = aggregate(layers, preset)
-    return [Heatmaps(prompt, _in_latent(maps, one), preset=preset) for maps in found]
+    layers = layer_maps(
+        sums_of(text, asked.step), asked.head, text.affinity if asked.spread else None
+    )
+    return [
+        Heatmaps(prompt, in_latent(maps, text), preset=preset) for maps in aggregate(layers, preset)
+    ]
+
+
+def cell_maps(recorder: Recorder, asked: Asked, x: float, y: float) -> Tensor:
+    """Return what a spot of each image attends to in the image itself, ``[images, rows, cols]``.
+
+    Args:
+        recorder, asked: as for :func:`heatmaps`, but for the CLIP and the prompt.
+        x, y: the spot, as shares of the width and the height, in [0, 1).
+
+    Raises:
+        CaptureError: as for :func:`heatmaps`, or the self-attention was not kept.
+        ValueError: other images, or a spot outside the part that was drawn from the text.
+    """
+    text = drawn_text(recorder, asked)
+    affinity, grid = self_attention(text.affinity)
+    rows, cols, top, left = area_of(text)
+    row = (y * text.latent[0] - top) / rows
+    col = (x * text.latent[1] - left) / cols
+    if not (0 <= row < 1 and 0 <= col < 1):
+        raise InvalidValueError(
+            "The spot is outside the area that was drawn from this text. Choose another spot, or "
+            "connect the conditioning of the area meant."
+        )
+    cell = int(row * grid[0]) * grid[1] + int(col * grid[1])
+    maps = affinity[:, cell].unflatten(-1, grid)
+    return torch.stack([in_latent(of_image[..., None], text)[..., 0] for of_image in maps])
+
+
+def drawn_text(recorder: Recorder, asked: Asked) -> Conditioning:
+    """Return the text that is asked for, of the run that the images come from."""
+    run = _run(recorder, asked)
+    text = _text(run, asked)
+    if len(asked.images) != text.images:
+        raise InvalidValueError(
+            f"The sampler drew {text.images} image(s), and {len(asked.images)} were passed. "
+            "Connect the decoded images of the sampler whose model has Watch attention."
+        )
+    return text
 
 
 def steps_kept(recorder: Recorder, asked: Asked) -> list[int]:
@@ -82,18 +121,26 @@ def steps_kept(recorder: Recorder, asked: Asked) -> list[int]:
     return kept
 
 
+def heads_kept(recorder: Recorder, asked: Asked) -> list[int]:
+    """Return the heads whose maps were kept one by one, counted from 0; those of the layers that
+    have the most."""
+    kept = by_head(sums_of(drawn_text(recorder, asked), asked.step))
+    return list(range(max(maps.shape[1] for maps in kept.values())))
+
+
 def of_word(maps: Heatmaps, word: str) -> Heatmap:
     """Return a word's map; an embedding is found by its name too. Raise KeyError for none."""
     embedding = f"embedding:{word}"
-    known = {held.text: held for held in maps.prompt.words}
-    if held := known.get(word if word.startswith("embedding:") else embedding):
-        if not held.columns:
-            raise InvalidValueError(
-                f"The text encoder has no {held.text}: ComfyUI found no such file, or it is of "
-                "another encoder."
-            )
-        return maps[held.text]
-    return maps[word]
+    known = {of_prompt.text: of_prompt for of_prompt in maps.prompt.words}
+    named = known.get(word if word.startswith("embedding:") else embedding)
+    if named is None:
+        return maps[word]
+    if not named.columns:
+        raise InvalidValueError(
+            f"The text encoder has no {named.text}: ComfyUI found no such file, or it is of "
+            "another encoder."
+        )
+    return maps[named.text]
 
 
 def _run(recorder: Recorder, asked: Asked) -> Run:
@@ -105,13 +152,14 @@ def _run(recorder: Recorder, asked: Asked) -> Run:
         )
     runs = list(recorder.runs.values())
     fitting = [run for run in runs if any(map(_fits(asked.images), run.conditionings.values()))]
-    found = fitting or runs
-    if len(found) > 1:
+    candidates = fitting or runs
+    if len(candidates) > 1:
+        samplers = ", ".join(str(run.node) for run in candidates)
         raise CaptureError(
-            f"Samplers {', '.join(str(run.node) for run in found)} ran with this model, and whose "
-            "images these are cannot be told. Put a Watch attention of its own in front of each."
+            f"Samplers {samplers} ran with this model, and whose images these are cannot be told. "
+            "Put a Watch attention of its own in front of each."
         )
-    (run,) = found
+    (run,) = candidates
     if run.problem:
         raise CaptureError(run.problem)
     if not fitting and run.conditionings:
@@ -127,9 +175,10 @@ def _run(recorder: Recorder, asked: Asked) -> Run:
 def _fits(images: Tensor) -> Any:
     """Return a check whether a text's latent has the proportions of images."""
 
-    def check(one: Conditioning) -> bool:
-        rows, cols = one.latent
-        tall, wide = images.shape[1] / rows, images.shape[2] / cols
+    def check(text: Conditioning) -> bool:
+        rows, cols = text.latent
+        tall = images.shape[1] / rows
+        wide = images.shape[2] / cols
         return abs(tall - wide) <= max(tall, wide) / min(rows, cols)
 
     return check
@@ -139,22 +188,22 @@ def _text(run: Run, asked: Asked) -> Conditioning:
     """Return the text of a run that is asked for."""
     if not run.calls:
         raise CaptureError("The model was not called: no steps, or a model without text.")
-    named = [one for one in run.conditionings.values() if one.name == asked.name]
+    named = [text for text in run.conditionings.values() if text.name == asked.name]
     if not named:
-        names = ", ".join({one.name for one in run.conditionings.values()})
+        names = ", ".join({text.name for text in run.conditionings.values()})
         raise CaptureError(
             f"Nothing was drawn from a {asked.name} text (a guidance scale of 1 leaves out the "
             f"negative one). There are: {names}."
         )
     if asked.conditioning is not None:
-        texts = [states for states, _ in asked.conditioning]
-        named = [one for one in named if any(_is_same(one.text, text) for text in texts)]
+        encoded = [states for states, _ in asked.conditioning]
+        named = [text for text in named if any(_is_same(text.text, states) for states in encoded)]
         if not named:
             raise CaptureError(
                 f"The sampler drew nothing {asked.name} from the conditioning that is connected. "
                 "Connect the output of the text encoder whose words are asked for."
             )
-    seen = [one for one in named if one.sums.totals or one.by_step]
+    seen = [text for text in named if text.sums.totals or text.by_step]
     if not seen:
         raise CaptureError(_unseen(run, named))
     if len(seen) > 1:
@@ -175,8 +224,8 @@ def _is_same(drawn: Tensor, text: Tensor) -> bool:
 
 
 def _unseen(run: Run, texts: Sequence[Conditioning]) -> str:
-    if not any(one.facts for one in texts):
-        steps = sorted(set.union(*(one.steps for one in texts)))
+    if not any(text.facts for text in texts):
+        steps = sorted(set.union(*(text.steps for text in texts)))
         return (
             f"This text was drawn in steps {steps[0]} to {steps[-1]} of {run.n_steps} alone, and "
             "Watch attention kept the second half. Choose 'all steps' there."
@@ -186,49 +235,3 @@ def _unseen(run: Run, texts: Sequence[Conditioning]) -> str:
         "attention calls came by, but none of them to the text: another node computes the "
         "attention, or the model does not hand its transformer_options to it."
     )
-
-
-def _sums(run: Run, one: Conditioning, step: int | None) -> Sums:
-    if step is None:
-        total = one.sums
-        for sums in one.by_step.values():
-            total = total + sums
-        return total
-    if step not in one.by_step:
-        kept = sorted(one.by_step) or "none: choose 'every step' in Watch attention"
-        raise CaptureError(f"The maps of step {step} were not kept alone. Kept: {kept}.")
-    return one.by_step[step]
-
-
-def _layers(sums: Sums, affinity: Sums | None) -> LayerMaps:
-    layers = {}
-    for (place, grid), maps in sums.means().items():
-        # one for all layers of a place and grid, with their number as its weight
-        name = f"{place} {grid[0]}x{grid[1]}"
-        calls = sums.calls[place, grid]
-        layers[name] = LayerMap(place, 0, calls, maps.unflatten(1, grid))
-    columns = tuple(range(next(iter(layers.values())).maps.shape[-1]))
-    if affinity is None:
-        return LayerMaps(layers, columns, 1)
-    if not affinity.totals:
-        raise CaptureError(
-            "The image's self-attention was not kept. Turn 'spread' on in Watch attention and "
-            "sample again; grids of more than 1024 cells have none."
-        )
-    means = affinity.means()
-    _, finest = max(means, key=lambda key: key[1][0] * key[1][1])
-    held = torch.stack([maps for (_, grid), maps in means.items() if grid == finest]).mean(0)
-    # of the attention to the image alone, in joint attention
-    held = held / held.sum(-1, keepdim=True)
-    return LayerMaps(layers, columns, 1, held, finest)
-
-
-def _in_latent(maps: Tensor, one: Conditioning) -> Tensor:
-    """Return maps ``[rows, cols, T]`` of a part of the latent as maps of all of it, 0 outside."""
-    if one.area is None:
-        return maps
-    rows, cols, top, left = one.area[-4:-2] + one.area[-2:]
-    whole = maps.new_zeros(*one.latent, maps.shape[-1])
-    held = resize_maps(maps.movedim(-1, 0), (rows, cols)).movedim(0, -1)
-    whole[top : top + rows, left : left + cols] = held
-    return whole

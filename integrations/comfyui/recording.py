@@ -21,9 +21,9 @@ from torch import Tensor
 
 from sdattn.errors import CaptureError
 
-from .layouts import Layout, ModelCall, by_head, grouped, read_layout, rows_of
-from .runs import Conditioning, Run, Settings
-from .summing import Chunk, add
+from .layouts import Layout, ModelCall, read_layout
+from .runs import Conditioning, Run, Settings, executing_node
+from .summing import Chunk, add, by_head, grouped, rows_of
 
 KEY = "sdattn"
 OVERRIDE = "optimized_attention_override"
@@ -75,8 +75,6 @@ class Recorder:
         for kind in ("outer_sample", "predict_noise", "calc_cond_batch", "apply_model"):
             patcher.add_wrapper_with_key(kind, KEY, getattr(self, f"_{kind}"))
 
-    # ComfyUI's wrappers: a run, its steps, the texts of a step, a call of the model
-
     def _outer_sample(
         self,
         executor: Any,
@@ -103,7 +101,8 @@ class Recorder:
             return output
         finally:
             self._end_run(run)
-            self._run, self._conds = None, ()
+            self._run = None
+            self._conds = ()
 
     def _predict_noise(self, executor: Any, *args: Any, **kwargs: Any) -> Tensor:
         conds = getattr(executor.class_obj, "conds", {})
@@ -121,7 +120,8 @@ class Recorder:
         *args: Any,
         **kwargs: Any,
     ) -> Any:
-        before, self._conds = self._conds, conds
+        before = self._conds
+        self._conds = conds
         self._size = tuple(latent.shape[-2:])
         try:
             return executor(model, conds, latent, *args, **kwargs)
@@ -147,9 +147,8 @@ class Recorder:
         try:
             return executor(latent, sigma, concat, text, control, options, **given)
         finally:
-            self._layout, self._chunks = None, []  # which hold the latent and the text
-
-    # One call of the model, and the attention in it
+            self._layout = None
+            self._chunks = []  # which hold the latent and the text
 
     @_watches
     def _begin_call(
@@ -160,35 +159,38 @@ class Recorder:
         given: Mapping[str, Any],
         options: Mapping[str, Any],
     ) -> None:
-        run, self._chunks = self._run, []
+        run = self._run
+        self._chunks = []
         if run is None or run.problem or text is None:
             return
         run.calls += 1
         if "attn2_patch" in options.get("patches", {}):
             run.notes[ANOTHER_PATCH.format(_names_of(options["patches"]["attn2_patch"]))] = None
-        kinds, ids = options["cond_or_uncond"], options["uuids"]
+        kinds = options["cond_or_uncond"]
         each = len(latent) // len(kinds)
         is_kept = not self.settings.second_half or 2 * run.step + 1 >= run.n_steps
         call = ModelCall(base.diffusion_model, type(base).__name__, latent, text, given)
-        self._batch, self._layout = len(latent), read_layout(call)
+        self._batch = len(latent)
+        self._layout = read_layout(call)
         chunks = []
-        for number, (kind, uuid) in enumerate(zip(kinds, ids, strict=True)):
+        for number, (kind, uuid) in enumerate(zip(kinds, options["uuids"], strict=True)):
             key = self._names.get(id(self._conds[kind]), str(kind)), uuid
             if key in self._drawn:
                 run.notes[DRAWN_AGAIN.format(key[0])] = None
                 continue
             self._drawn.add(key)
-            found = run.conditionings.get(key) or self._conditioning(key[0], kind, uuid)
-            run.conditionings[key] = found
-            found.steps.add(run.step)
-            repeats = text.shape[1] // found.text.shape[1]
+            drawn = run.conditionings.get(key) or self._conditioning(key[0], kind, uuid)
+            run.conditionings[key] = drawn
+            drawn.steps.add(run.step)
+            repeats = text.shape[1] // drawn.text.shape[1]
             if is_kept:
-                found.facts, found.images = self._layout.facts(repeats), each
-                chunks.append(Chunk(found, slice(number * each, (number + 1) * each), repeats))
+                drawn.facts = self._layout.facts(repeats)
+                drawn.images = each
+                chunks.append(Chunk(drawn, slice(number * each, (number + 1) * each), repeats))
         self._chunks = chunks
 
     def _conditioning(self, name: str, kind: int, uuid: object) -> Conditioning:
-        cond = next(one for one in self._conds[kind] if one["uuid"] == uuid)
+        cond = next(cond for cond in self._conds[kind] if cond["uuid"] == uuid)
         states = cond["model_conds"].get("c_crossattn")
         text = cond["cross_attn"] if states is None else states.cond
         return Conditioning(name, text, cond.get("area"), self._size)
@@ -219,7 +221,8 @@ class Recorder:
     ) -> Tensor:
         """Run another node's attention. If it does not show its calls, its queries and keys are
         those that it was given."""
-        run, self._given = self._run, key
+        run = self._run
+        self._given = key
         before = 0 if run is None else run.attended
         try:
             output = patch(query, key, value, options)
@@ -243,7 +246,8 @@ class Recorder:
         transformer_options: Mapping[str, Any] = {},
         **others: Any,
     ) -> None:
-        run, layout = self._run, self._layout
+        run = self._run
+        layout = self._layout
         if run is None or run.problem or layout is None or not self._chunks:
             return
         run.attended += 1
@@ -259,40 +263,38 @@ class Recorder:
                 "row belongs to is not known. Another node splits the batch (regional prompting "
                 "does so); take it out."
             )
-        query, key = by_head(query, heads, skip_reshape), by_head(key, heads, skip_reshape)
-        key = grouped(key, query.shape[1])
+        dim = query.shape[-1] if skip_reshape else query.shape[-1] // heads
+        query = by_head(query, dim, skip_reshape)
+        key = grouped(by_head(key, dim, skip_reshape), query.shape[1])
         for chunk in self._chunks:
-            own = layout.of_row(look, chunk.rows.start)
-            given = query[chunk.rows][:, :, own.queries], key[chunk.rows]
-            of_rows = rows_of(mask, chunk.rows, own.queries)
-            add(self.settings, run, chunk, own, *given, of_rows, others.get("scale"))
+            row_look = layout.of_row(look, chunk.rows.start)
+            add(
+                self.settings,
+                run,
+                chunk,
+                row_look,
+                query=query[chunk.rows][:, :, row_look.queries],
+                key=key[chunk.rows],
+                mask=rows_of(mask, chunk.rows, row_look.queries),
+                scale=others.get("scale"),
+            )
 
     @_watches
     def _end_steps(self) -> None:
         """Move the maps of steps that are done off the model's device."""
         if self._run is None or not self.settings.every_step:
             return
-        for one in self._run.conditionings.values():
-            for step, sums in one.by_step.items():
+        for text in self._run.conditionings.values():
+            for step, sums in text.by_step.items():
                 if step < self._run.step:
                     sums.leave_device()
 
     @_watches
     def _end_run(self, run: Run) -> None:
-        for one in run.conditionings.values():
-            one.leave_device()
+        for text in run.conditionings.values():
+            text.leave_device()
 
 
 def _names_of(patches: Sequence[Any]) -> str:
     kinds = [patch if hasattr(patch, "__qualname__") else type(patch) for patch in patches]
     return ", ".join(f"{kind.__module__}.{kind.__qualname__}" for kind in kinds)
-
-
-def executing_node() -> str | None:
-    """Return the number of the node that ComfyUI runs now, or None."""
-    try:
-        from comfy_execution.utils import get_executing_context
-    except ImportError:
-        return None
-    context = get_executing_context()
-    return None if context is None else context.node_id

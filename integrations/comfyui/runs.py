@@ -17,21 +17,24 @@ class Settings:
     Attributes:
         second_half: leave out the first half of the steps, in which the image forms.
         every_step: keep the maps of each step too.
+        every_head: keep the maps of each head too.
         spread: keep the image's self-attention on small grids, along which maps can be spread.
-        max_bytes: upper limit for what ``every_step`` and ``spread`` keep.
+        max_bytes: upper limit for what ``every_step``, ``every_head`` and ``spread`` keep.
     """
 
     second_half: bool = True
     every_step: bool = False
+    every_head: bool = False
     spread: bool = False
     max_bytes: int = 1 << 30
 
 
 class Sums:
-    """Attention summed over the layers of one place and grid, over their heads and calls."""
+    """Attention summed over the layers of one place and grid, and over their calls; over their
+    heads too, or head by head."""
 
     def __init__(self) -> None:
-        self.totals: dict[Key, Tensor] = {}  # float32 [images, cells, keys]
+        self.totals: dict[Key, Tensor] = {}  # float32 [images, heads or 1, cells, keys]
         self.heads: Counter[Key] = Counter()  # that were added
         self.calls: Counter[Key] = Counter()
 
@@ -39,21 +42,51 @@ class Sums:
     def nbytes(self) -> int:
         return sum(total.nbytes for total in self.totals.values())
 
+    @property
+    def nbytes_by_head(self) -> int:
+        return sum(total.nbytes for total in self.totals.values() if total.shape[1] > 1)
+
     def __add__(self, other: "Sums") -> "Sums":
         both = Sums()
-        both.heads, both.calls = self.heads + other.heads, self.calls + other.calls
+        both.heads = self.heads + other.heads
+        both.calls = self.calls + other.calls
         both.totals = dict(self.totals)
         for key, total in other.totals.items():
-            held = both.totals.get(key)
-            both.totals[key] = total if held is None else held + total.to(held.device)
+            before = both.totals.get(key)
+            both.totals[key] = total if before is None else _added(before, total.to(before.device))
         return both
+
+    def over_heads(self) -> "Sums":
+        """Return the same, summed over heads."""
+        summed = Sums()
+        summed.heads = self.heads
+        summed.calls = self.calls
+        summed.totals = {key: total.sum(1, keepdim=True) for key, total in self.totals.items()}
+        return summed
 
     def leave_device(self) -> None:
         self.totals = {key: total.cpu() for key, total in self.totals.items()}
 
     def means(self) -> dict[Key, Tensor]:
-        """Return the means over heads, layers and calls, float32 on the CPU."""
-        return {key: total.cpu() / self.heads[key] for key, total in self.totals.items()}
+        """Return the means over heads, layers and calls, float32 ``[images, cells, keys]`` on the
+        CPU."""
+        return {key: total.cpu().sum(1) / self.heads[key] for key, total in self.totals.items()}
+
+    def by_head(self) -> dict[Key, Tensor]:
+        """Return the means over layers and calls of those whose heads were kept, float32 ``[images,
+        heads, cells, keys]`` on the CPU."""
+        return {
+            key: total.cpu() / self.calls[key]
+            for key, total in self.totals.items()
+            if total.shape[1] * self.calls[key] == self.heads[key]
+        }
+
+
+def _added(first: Tensor, second: Tensor) -> Tensor:
+    if first.shape[1] != second.shape[1]:
+        first = first.sum(1, keepdim=True)
+        second = second.sum(1, keepdim=True)
+    return first + second
 
 
 @dataclass(eq=False)
@@ -92,7 +125,8 @@ class Conditioning:
     @property
     def kept_apart(self) -> int:
         """Bytes of what is kept besides the means."""
-        return self.affinity.nbytes + sum(sums.nbytes for sums in self.by_step.values())
+        of_steps = sum(sums.nbytes for sums in self.by_step.values())
+        return self.sums.nbytes_by_head + of_steps + self.affinity.nbytes
 
 
 @dataclass(eq=False)
@@ -124,4 +158,14 @@ class Run:
 
     @property
     def kept_apart(self) -> int:
-        return sum(one.kept_apart for one in self.conditionings.values())
+        return sum(text.kept_apart for text in self.conditionings.values())
+
+
+def executing_node() -> str | None:
+    """Return the number of the node that ComfyUI runs now, or None."""
+    try:
+        from comfy_execution.utils import get_executing_context
+    except ImportError:
+        return None
+    context = get_executing_context()
+    return None if context is None else context.node_id

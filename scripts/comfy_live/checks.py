@@ -22,9 +22,11 @@ SIZES = {  # odd ones, in cells of the latent
     "chroma": (18, 13),
     "qwen_image": (13, 20),
     "z_image": (19, 26),
+    "z_image_omni": (19, 26),
     "lumina2": (12, 23),
     "hidream": (14, 19),
 }
+PATCH = (4, 6)  # a cell of the latent that is changed
 TOLERANCE = 1e-5
 OVERRIDE = "optimized_attention_override"
 
@@ -34,7 +36,8 @@ def sample(model, patcher, positive, negative, latent, steps=3, seed=7, cfg=None
     import comfy.sample
 
     noise = comfy.sample.prepare_noise(latent, seed)
-    if (change := options.pop("change", None)) is not None:
+    change = options.pop("change", None)
+    if change is not None:
         noise[..., change[0], change[1]] += 1.0
     with torch.inference_mode():
         return comfy.sample.sample(
@@ -71,25 +74,29 @@ def images_for(latent, scale=8):
     return torch.rand(len(latent), rows * scale, cols * scale, 3)
 
 
-def check_maps(model, images=1, prompt="a cat left of a pizza", negative="", **options):
-    """Latents are equal, and maps are the softmax in float64 of what the core's attention got."""
-    latent = model.latent(*SIZES[model.name], images)
+def check_maps(model, prompt="a cat left of a pizza", positive=None, **of_oracle):
+    """Latents are equal, and maps are the softmax in float64 of what the core's attention got.
+
+    ``positive`` is the prompt's CONDITIONING, if it has more than the text; the oracle is then told
+    where its text stands.
+    """
+    latent = odd_latent(model)
     with torch.inference_mode():
-        positive, other = model.encode(prompt), model.encode(negative)
-    plain = sample(model, model.patcher, positive, other, latent, **options)
-    oracle = Oracle()
+        positive = positive or model.encode(prompt)
+        other = model.encode("")
+    plain = sample(model, model.patcher, positive, other, latent)
+    oracle = Oracle(**of_oracle)
     patched, recorder = watched(model.patcher, oracle, steps="all steps")
-    seen = sample(model, patched, positive, other, latent, **options)
+    seen = sample(model, patched, positive, other, latent)
     assert torch.equal(plain, seen), f"{model.name}: latents differ by {(plain - seen).abs().max()}"
     assert plain.isfinite().all(), f"{model.name}: latents are not finite"
     run = recorder.runs[None]
     assert not run.problem, f"{model.name}: {run.problem}"
-    worst, compared = 0.0, 0
+    worst = 0.0
+    compared = 0
     for one in run.conditionings.values():
         kind = ("positive", "negative").index(one.name)
-        expected = oracle.means(
-            model.name, model.patcher.model.diffusion_model, latent.shape, one.facts.columns, kind
-        )
+        expected = oracle.means(model.name, latent.shape, one.facts.columns, kind)
         found = one.sums.means()
         assert found.keys() == expected.keys(), (model.name, one.name, [*found], [*expected])
         for key, maps in found.items():
@@ -98,67 +105,78 @@ def check_maps(model, images=1, prompt="a cat left of a pizza", negative="", **o
         spread = max(float((maps.std(1) / maps.mean(1)).max()) for maps in found.values())
         assert spread > 0.05, f"{model.name}: maps are flat, so this shows nothing: {spread}"
     assert compared and worst < TOLERANCE, f"{model.name}: maps differ by {worst}"
-    return worst, recorder, positive, other, latent
+    return f"{worst:.1e} from float64"
 
 
-def check_places(model):
-    """A patch of the latent changes the image's queries, a token's state the text's keys."""
-    latent = model.latent(*SIZES[model.name])
+def check_places(model, positive=None):
+    """A patch of the latent changes the image's queries, a token's state the text's keys.
+
+    In the first layer that sees it, one alone changes. Layers that see one kind alone (of Z-Image,
+    Lumina 2) may mix it with its own kind, but with nothing else before both meet.
+    """
+    latent = odd_latent(model)
     with torch.inference_mode():
-        positive = model.encode("a cat left of a pizza")
+        positive = positive or model.encode("a cat left of a pizza")
     recording = __import__(f"{core.nodes().__name__}.recording", fromlist=["read_layout"])
-    changed, layouts, original = {}, [], recording.read_layout
+    layouts = []
+    original = recording.read_layout
     recording.read_layout = lambda call: layouts.append(original(call)) or layouts[-1]
+    seen = {}
     for what in ("nothing", "patch", "token"):
         oracle = Oracle()
-        patched, recorder = watched(model.patcher, oracle, steps="all steps")
-        change = (4, 6) if what == "patch" else None
+        patched, _ = watched(model.patcher, oracle, steps="all steps")
         given = copy.deepcopy(positive)
         if what == "token":
             given[0][0][:, -1] += 1.0
             if "conditioning_llama3" in given[0][1]:
                 given[0][1]["conditioning_llama3"][:, :, -1] += 1.0
+        change = PATCH if what == "patch" else None
         sample(model, patched, given, given, latent, steps=1, cfg=1.0, change=change)
-        changed[what] = oracle, recorder
+        seen[what] = oracle.seen
     recording.read_layout = original
-    oracle, _ = changed["nothing"]
-    number, look = _first_joint(layouts[0], oracle)
-    for what, tensor in (("patch", "query"), ("token", "key")):
-        before = getattr(oracle.seen[number], tensor)
-        after = getattr(changed[what][0].seen[number], tensor)
-        moved = (before - after).abs().amax((0, 1, 3)) > 1e-6
-        where = set(moved.nonzero().flatten().tolist())
-        assert where, f"{model.name}: a {what} changed no {tensor}"
-        (_check_patch if what == "patch" else _check_token)(model, look, len(moved), where)
+    joint, look = _first_joint(layouts[0], seen["nothing"])
+    if model.name not in ("sd15", "sdxl"):  # where convolutions spread a change
+        cell = PATCH[0] // _patch(model) * look.grid[1] + PATCH[1] // _patch(model)
+        expected = {range(seen["nothing"][joint].query.shape[2])[look.queries][cell]}
+        _check_change(model, seen, "patch", "query", joint, expected)
+    n_keys = seen["nothing"][joint].key.shape[2]
+    expected = {range(n_keys)[part][-1] for part in look.texts}
+    if model.name == "hidream":  # whose last columns are T5's and twice Llama's
+        expected.add(min(expected) - len(range(n_keys)[look.texts[1]]))
+    _check_change(model, seen, "token", "key", joint, expected)
 
 
-def _first_joint(layout, oracle):
+def _check_change(model, seen, what, tensor, joint, expected):
+    """Check which tokens of the first joint call a change is at, by the first call that shows it.
+
+    That call may be of the image's or the text's layers: the image's tokens are the last of a joint
+    call, and the text's the first.
+    """
+    moved = {}
+    for number, (before, after) in enumerate(zip(seen["nothing"], seen[what], strict=True)):
+        differ = (getattr(before, tensor) - getattr(after, tensor)).abs().amax((0, 1, 3)) > 1e-6
+        if differ.any():
+            moved[number] = len(differ), set(differ.nonzero().flatten().tolist())
+        if number == joint:
+            break
+    assert moved, f"{model.name}: a {what} changed no {tensor}"
+    first = min(moved)
+    n_first, found = moved[first]
+    n_joint, mixed = moved[joint]
+    shift = n_joint - n_first if what == "patch" else 0
+    found = {token + shift for token in found}
+    assert found == expected, f"{model.name}: a {what} changed {found}, not {expected}"
+    kind = set(range(shift, shift + n_first))
+    assert found <= mixed <= kind, f"{model.name}: a {what} is at {mixed}, outside {kind}"
+
+
+def _first_joint(layout, calls):
     """Return the number of the first call that shows the text, and its places."""
-    for number, seen in enumerate(oracle.seen):
+    for number, seen in enumerate(calls):
         look = layout.look(seen.query.shape[2], seen.key.shape[2], _options(seen))
         if look is not None and look.texts:
             return number, layout.of_row(look, 0)
     raise AssertionError("no call shows the text")
-
-
-def _check_patch(model, look, tokens, where):
-    if model.name in ("sd15", "sdxl"):  # convolutions spread a change
-        return
-    image = range(tokens)[look.queries]
-    cell = image[4 // _patch(model) * look.grid[1] + 6 // _patch(model)]
-    assert cell in where, f"{model.name}: cell {cell} did not change"
-    if model.name in ("z_image", "lumina2"):  # whose refiner mixes cells, and their padding
-        last = tokens if model.name == "z_image" else image[-1] + 1
-        assert where <= set(range(image[0], last)), f"{model.name}: {where - set(image)} changed"
-    else:
-        assert where == {cell}, f"{model.name}: {where} changed, not {cell}"
-
-
-def _check_token(model, look, tokens, where):
-    columns = [range(tokens)[part][-1] for part in look.texts]
-    assert set(columns) <= where, f"{model.name}: the last token is not at {columns}"
-    if model.name not in ("z_image", "lumina2"):
-        assert where <= set(columns) | {columns[0] - 128}, (model.name, where, columns)
 
 
 def _options(seen):
@@ -193,19 +211,24 @@ def _briefly(one):
         return f"tensor of {one.ndim} axes"
     if isinstance(one, (list, tuple)):
         return [_briefly(part) for part in one]
-    return "number" if isinstance(one, int) else type(one).__name__ if one is None else "object"
+    if isinstance(one, int):
+        return "number"
+    return "nothing" if one is None else "object"
 
 
 def check_double(model):
     """The double in tests/ calls wrappers as the core does: which, in which order, with what."""
     double = _double()
     with torch.inference_mode():
-        positive, negative = model.encode("a cat"), model.encode("a dog")
-    patched, ours = model.patcher.clone(), Spy()
+        positive = model.encode("a cat")
+        negative = model.encode("a dog")
+    patched = model.patcher.clone()
+    ours = Spy()
     ours.install(patched)
     sample(model, patched, positive, negative, odd_latent(model), steps=2, cfg=2.0)
     kind = double.UNetModel if model.name == "sd15" else double.Flux
-    other, theirs = double.Patcher(double.Base(kind())), Spy()
+    other = double.Patcher(double.Base(kind()))
+    theirs = Spy()
     theirs.install(other)
     text = [[double.states(seed, 6), {}] for seed in (1, 2)]
     double.Guider(other, text[:1], text[1:]).sample(double.latents(7, 10), steps=2)
@@ -213,7 +236,8 @@ def check_double(model):
     assert kinds[0] == kinds[1], kinds
     for own, made in zip(ours.told, theirs.told, strict=True):
         if own[0] == "outer_sample":  # the double has no sampler and no noise mask
-            own, made = own[:3], made[:3]
+            own = own[:3]
+            made = made[:3]
         assert own == made, (own, made)
 
 
@@ -235,7 +259,8 @@ def encoded(encoder):
     """Yield what each of an encoder's networks embeds while it encodes: (module, embeddings)."""
     import comfy.sd1_clip
 
-    kept, original = [], comfy.sd1_clip.SDClipModel.process_tokens
+    kept = []
+    original = comfy.sd1_clip.SDClipModel.process_tokens
 
     def process(self, tokens, device):
         found = original(self, tokens, device)
@@ -249,21 +274,59 @@ def encoded(encoder):
         comfy.sd1_clip.SDClipModel.process_tokens = original
 
 
-def check_columns(model, embeddings=None, prompts=PROMPTS):
+def check_columns(model):
     """Columns are those of the encoder's own ids, and every word of each prompt is found."""
+    words = columns = number = 0
+    for prompt, encode in _encodings(model):
+        with encoded(model.clip) as kept, torch.inference_mode():
+            positive = encode(prompt)
+        read = check_prompt(model, prompt, positive, kept)
+        number += 1
+        words += len(read.words)
+        columns += len(read.tokens)
+    return f"{number} prompts, {words} words, {columns} columns"
+
+
+def _encodings(model):
+    """Yield each prompt with what encodes it; for Lumina 2 also with each of its node's texts."""
+    for prompt in PROMPTS:
+        yield prompt, model.encode
+    if model.name == "lumina2":
+        from comfy_extras.nodes_lumina2 import CLIPTextEncodeLumina2
+
+        def encode(prompt, system):
+            return outputs(
+                CLIPTextEncodeLumina2, clip=model.clip, user_prompt=prompt, system_prompt=system
+            )[0]
+
+        for system in CLIPTextEncodeLumina2.SYSTEM_PROMPT:
+            for prompt in PROMPTS:
+                yield prompt, functools.partial(encode, system=system)
+
+
+def outputs(node, **inputs):
+    """Run a node of the core, of its older kind or its newer one."""
+    if hasattr(node, "execute"):
+        return node.execute(**inputs).result
+    return getattr(node(), node.FUNCTION)(**inputs)
+
+
+def check_prompt(model, prompt, positive, kept, has_images=False):
+    """Check one prompt's columns by what its networks embedded; return it as the nodes read it."""
     nodes = core.nodes()
     columns = __import__(f"{nodes.__name__}.columns", fromlist=["read"])
     layouts = __import__(f"{nodes.__name__}.layouts", fromlist=["TextFacts"])
+    ((states, extra),) = positive
+    n_text = states.shape[1]
+    if "conditioning_llama3" in extra:
+        n_text += extra["conditioning_llama3"].shape[2]
     skips = ("l", "g") if model.name in ("flux", "hidream") else ()
-    for prompt in prompts:
-        with encoded(model.clip) as kept, torch.inference_mode():
-            states, extra = model.encode(prompt)[0]
-        n_text = states.shape[1]
-        if "conditioning_llama3" in extra:
-            n_text += extra["conditioning_llama3"].shape[2]
-        read = columns.read(model.clip, prompt, layouts.TextFacts(n_text, skips))
-        _check_ids(model, prompt, read, kept)
-        _check_words(model, prompt, read)
+    has_captions = bool(extra.get("reference_latents_text_embeds"))
+    facts = layouts.TextFacts(n_text, skips, has_images=has_images, has_captions=has_captions)
+    read = columns.read(model.clip, prompt, facts)
+    _check_ids(model, prompt, read, kept)
+    _check_words(model, prompt, read)
+    return read
 
 
 def _check_ids(model, prompt, read, kept):
@@ -274,30 +337,43 @@ def _check_ids(model, prompt, read, kept):
         name = names.get(id(network))
         if model.name in ("flux", "hidream") and name in ("clip_l", "clip_g"):
             continue
-        if model.name in ("sdxl", "sd3") and name == "clip_l":
-            continue  # side by side with CLIP-G's, which is checked
         table = network.transformer.get_input_embeddings()
-        rows = _sections(model, network, name, prompt)
-        tables.append((name, embeddings[:rows].flatten(0, 1), table))
+        rows = embeddings[: _sections(model, name, prompt)].flatten(0, 1)
+        if model.name in ("sdxl", "sd3") and name == "clip_l":
+            # beside CLIP-G, whose paddings are other tokens
+            content = [token.special == "" for token in read.tokens[: len(rows)]]
+            _check_rows(model, prompt, read.tokens[: len(rows)], rows, table, content)
+            continue
+        tables.append((name, rows, table))
     order = {"clip_g": 0, "clip_l": 0, "t5xxl": 1, "llama": 2}
     tables.sort(key=lambda one: order.get(one[0], 0))
-    got = [(row, table) for _, rows, table in tables for row in rows]
-    got = got[len(got) - len(read.tokens) :]
-    assert len(got) == len(read.tokens), (model.name, prompt, len(got), len(read.tokens))
-    for column, (token, (row, table)) in enumerate(zip(read.tokens, got, strict=True)):
-        if token.id < 0:
+    columns = sum(len(rows) for _, rows, _ in tables)
+    cut = columns - len(read.tokens)  # a template's start, which the encoder cuts off
+    assert cut >= 0, (model.name, prompt, columns, len(read.tokens))
+    first = 0
+    for _, rows, table in tables:
+        rows = rows[cut:]
+        tokens = read.tokens[first : first + len(rows)]
+        _check_rows(model, prompt, tokens, rows, table, [True] * len(rows))
+        first += len(rows)
+        cut = 0
+
+
+def _check_rows(model, prompt, tokens, rows, table, are_checked):
+    for token, row, is_checked in zip(tokens, rows, are_checked, strict=True):
+        if token.id < 0 or not is_checked:
             continue
         with torch.inference_mode():
             own = table(torch.tensor([token.id]), out_dtype=torch.float32)[0]
         assert torch.equal(own, row), (
-            f"{model.name}: column {column} of {prompt!r} is not {token.text!r} ({token.id})"
+            f"{model.name}: a column of {prompt!r} is not {token.text!r} ({token.id})"
         )
 
 
 _NETWORKS = ("clip_l", "clip_g", "t5xxl", "llama", "qwen25_7b", "qwen3_4b", "gemma2_2b")
 
 
-def _sections(model, network, name, prompt):
+def _sections(model, name, prompt):
     """Return the number of chunks, without the empty one that weights add."""
     tokens = model.clip.tokenize(prompt)
     key = {"clip_l": "l", "clip_g": "g"}.get(name, name)

@@ -37,7 +37,8 @@ def load(folder, device="cpu"):
         stood_in = [name for name in STAND_INS if _stand_in(name)]
         if stood_in:
             print(f"stood in for: {', '.join(name for name in stood_in if '.' not in name)}")
-        argv, sys.argv = sys.argv, sys.argv[:1]
+        argv = sys.argv
+        sys.argv = argv[:1]
         import comfy.cli_args
 
         comfy.cli_args.args.cpu = device == "cpu"

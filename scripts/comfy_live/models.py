@@ -15,6 +15,7 @@ from pathlib import Path
 import torch
 
 TEXT = 64  # width of the tiny text encoders
+SIGLIP = 48  # width of a vision encoder's features
 LLAMA = {
     "hidden_size": TEXT,
     "intermediate_size": 96,
@@ -123,6 +124,9 @@ def fill(module, seed=0, scale=1.6):
         else:
             fan_in = weight[0].numel()
             weight.normal_(0.0, scale / fan_in**0.5, generator=generator)
+    for name, table in module.named_buffers():
+        if name.endswith("pos_embed"):  # SD 3's, which a checkpoint has
+            table.normal_(generator=generator)
 
 
 def patcher(config_class, unet_config, seed=0, **settings):
@@ -283,15 +287,20 @@ def qwen_image(embeddings=None):
     return Model("qwen_image", model, encoder, channels=16, frames=True)
 
 
-def z_image(embeddings=None):
+def z_image(embeddings=None, name="z_image", **further):
     import comfy.supported_models as known
     import comfy.text_encoders.z_image as text
 
     unet = {**NEXT_DIT, "z_image_modulation": True, "pad_tokens_multiple": 32}
     unet |= {"dim": 256, "n_heads": 8, "n_kv_heads": 8}
-    unet |= {"rope_theta": 256.0, "time_scale": 1000.0}
+    unet |= {"rope_theta": 256.0, "time_scale": 1000.0, **further}
     encoder = clip(text.ZImageTokenizer, text.te(), embeddings, qwen3_4b=LLAMA)
-    return Model("z_image", patcher(known.ZImage, unet), encoder, channels=16)
+    return Model(name, patcher(known.ZImage, unet), encoder, channels=16)
+
+
+def z_image_omni(embeddings=None):
+    """Z-Image with the layers for a vision encoder's features of reference images."""
+    return z_image(embeddings, "z_image_omni", siglip_feat_dim=SIGLIP)
 
 
 def lumina2(embeddings=None):
@@ -405,6 +414,7 @@ MODELS = {
     "chroma": chroma,
     "qwen_image": qwen_image,
     "z_image": z_image,
+    "z_image_omni": z_image_omni,
     "lumina2": lumina2,
     "hidream": hidream,
 }
@@ -414,7 +424,7 @@ def known():
     """Return the names of the models that this version of the core has."""
     import comfy.supported_models as models
 
-    has = {"z_image": "ZImage", "flux2_klein": "Flux2"}
+    has = {"z_image": "ZImage", "z_image_omni": "ZImage", "flux2_klein": "Flux2"}
     return [name for name in MODELS if hasattr(models, has.get(name, "SD15"))]
 
 

@@ -4,18 +4,22 @@ import contextlib
 
 import torch
 
-from . import core
-from .checks import OVERRIDE, SIZES, images_for, sample, watched
+from . import core, references
+from .checks import (
+    OVERRIDE,
+    SIZES,
+    check_maps,
+    check_places,
+    check_prompt,
+    encoded,
+    images_for,
+    sample,
+    watched,
+)
 from .oracle import Oracle
+from .prompts import PROMPTS
 
 TOLERANCE = 1e-5
-
-
-def run_all(model):
-    """Run every scenario on a model and yield its name."""
-    for scenario in SCENARIOS:
-        scenario(model)
-        yield scenario.__name__.replace("_", " ")
 
 
 def both(model, positive, negative, latent, patcher=None, settings=None, **options):
@@ -23,7 +27,7 @@ def both(model, positive, negative, latent, patcher=None, settings=None, **optio
     options.setdefault("cfg", max(model.cfg, 2.0))
     patcher = patcher or model.patcher
     plain = sample(model, patcher, positive, negative, latent, **options)
-    patched, recorder = watched(patcher, steps="all steps", **(settings or {}))
+    patched, recorder = watched(patcher, **{"steps": "all steps", **(settings or {})})
     seen = sample(model, patched, positive, negative, latent, **options)
     assert torch.equal(plain, seen), f"latents differ by {(plain - seen).abs().max()}"
     return recorder
@@ -34,9 +38,9 @@ def asked(model, latent, prompt, **options):
     return reading.Asked(model.clip, prompt, images_for(latent), **options)
 
 
-def maps_of(recorder, model, latent, prompt, step=None, **options):
+def maps_of(recorder, model, latent, prompt, **options):
     reading = __import__(f"{core.nodes().__name__}.reading", fromlist=["heatmaps"])
-    return reading.heatmaps(recorder, asked(model, latent, prompt, **options), step)
+    return reading.heatmaps(recorder, asked(model, latent, prompt, **options))
 
 
 def refused(recorder, model, latent, prompt, says, **options):
@@ -126,6 +130,33 @@ def areas_masks_and_times(model):
     refused(recorder, model, odd(model), "a pizza", "all steps", conditioning=pizza)
 
 
+def an_area_beyond_the_latent(model):
+    """The core cuts an area at the latent's edges."""
+    import nodes
+
+    cat, negative = texts(model, "a cat", "blurry")
+    rows, cols = SIZES[model.name]
+    top, left = 4, 6
+    (area,) = nodes.ConditioningSetArea().append(cat, 8 * cols, 8 * rows, 8 * left, 8 * top, 1.0)
+    (whole,) = nodes.ConditioningCombine().combine(area, cat)
+    settings = {"spread": True}
+    recorder = both(model, area, negative, odd(model), settings=settings)
+    values = maps_of(recorder, model, odd(model), "a cat", conditioning=cat)[0]["cat"].values
+    assert values.shape == (rows, cols) and (values[top:, left:] > 0).all()
+    assert (values[:top] == 0).all() and (values[:, :left] == 0).all()
+    reading = __import__(f"{core.nodes().__name__}.reading", fromlist=["cell_maps"])
+    asks = asked(model, odd(model), "")
+    assert (reading.cell_maps(recorder, asks, 0.99, 0.99)[0][:top] == 0).all()
+    told = ""
+    try:
+        reading.cell_maps(recorder, asks, 0.01, 0.99)
+    except ValueError as error:
+        told = str(error)
+    assert "outside the area" in told, told
+    recorder = both(model, whole, negative, odd(model))
+    refused(recorder, model, odd(model), "a cat", "drew from 2", conditioning=cat)
+
+
 def concatenated_texts(model):
     import nodes
 
@@ -137,7 +168,8 @@ def concatenated_texts(model):
         return
     maps = maps_of(recorder, model, odd(model), "a cat\n---\na pizza")[0]
     n_text = cat[0][0].shape[1]
-    first, second = maps["cat"].columns[0], maps["pizza"].columns[0]
+    first = maps["cat"].columns[0]
+    second = maps["pizza"].columns[0]
     assert second == first + n_text, (first, second, n_text)
     refused(recorder, model, odd(model), "a cat", "cannot be told")
 
@@ -186,6 +218,24 @@ def overrides_before_and_after(model):
     close(*(maps_of(one, model, odd(model), "a cat left of a pizza") for one in (recorder, after)))
 
 
+def model_attention_backend(model):
+    """The core's node, before ours and after; versions before it have none."""
+    import comfy_extras.nodes_model_advanced as advanced
+
+    if not hasattr(advanced, "ModelAttentionBackend"):
+        return "left out"
+    backend = advanced.ModelAttentionBackend()
+    positive, negative = texts(model, "a cat left of a pizza", "blurry")
+    (before,) = backend.patch(model.patcher, "pytorch attention")
+    recorder = both(model, positive, negative, odd(model), before)
+    patched, after = watched(model.patcher, steps="all steps")
+    (patched,) = backend.patch(patched, "pytorch attention")
+    guided = {"cfg": max(model.cfg, 2.0)}
+    seen = sample(model, patched, positive, negative, odd(model), **guided)
+    assert torch.equal(seen, sample(model, before, positive, negative, odd(model), **guided))
+    close(*(maps_of(one, model, odd(model), "a cat left of a pizza") for one in (recorder, after)))
+
+
 def clones_and_originals(model):
     positive, negative = texts(model, "a cat left of a pizza", "blurry")
     patched, recorder = watched(model.patcher, steps="all steps")
@@ -195,6 +245,11 @@ def clones_and_originals(model):
     sample(model, model.patcher, positive, negative, odd(model))
     assert list(recorder.runs.values()) == [run], "the original model is watched too"
     assert not model.patcher.wrappers.get("apply_model"), model.patcher.wrappers
+    latents = sample(model, model.patcher, positive, negative, odd(model))
+    patched.detach()  # as the core does to unload it
+    assert torch.equal(latents, sample(model, model.patcher, positive, negative, odd(model)))
+    assert torch.equal(latents, sample(model, patched, positive, negative, odd(model)))
+    assert [*recorder.runs.values()] != [run], "a model that was unloaded is watched no more"
 
 
 def previews_and_interrupts(model):
@@ -247,7 +302,7 @@ def every_step(model):
     each = both(model, positive, negative, odd(model), settings={"keep": "every step"})
     prompt = "a cat left of a pizza"
     close(*(maps_of(one, model, odd(model), prompt) for one in (mean, each)))
-    single = [maps_of(each, model, odd(model), prompt, step)[0].maps for step in range(3)]
+    single = [maps_of(each, model, odd(model), prompt, step=i)[0].maps for i in range(3)]
     whole = maps_of(each, model, odd(model), prompt)[0].maps
     assert (torch.stack(single).mean(0) - whole).abs().max() < TOLERANCE
     recorder = watched(model.patcher, steps="all steps", keep="every step", megabytes=1)
@@ -260,7 +315,44 @@ def every_step(model):
     assert kept and not kept & run.over_budget, (kept, run.over_budget)
 
 
+def every_head(model):
+    """Each head's maps are the softmax in float64, of a step too, within the bytes allowed."""
+    prompt = "a cat left of a pizza"
+    (positive,) = texts(model, prompt)
+    latent = odd(model)
+    oracle = Oracle()
+    kept = {"steps": "all steps", "heads": "every head"}
+    patched, recorder = watched(model.patcher, oracle, **kept)
+    plain = sample(model, model.patcher, positive, positive, latent, cfg=1.0)
+    assert torch.equal(plain, sample(model, patched, positive, positive, latent, cfg=1.0))
+    (run,) = recorder.runs.values()
+    (text,) = run.conditionings.values()
+    expected = oracle.by_head(model.name, latent.shape, text.facts.columns)
+    by_head = text.sums.by_head()
+    assert by_head.keys() == expected.keys(), (by_head.keys(), expected.keys())
+    for key, maps in by_head.items():
+        worst = (maps - expected[key]).abs().max()
+        assert maps.shape == expected[key].shape and worst < TOLERANCE, (key, maps.shape, worst)
+    heads = [maps_of(recorder, model, latent, prompt, head=head)[0].maps for head in range(2)]
+    assert not torch.equal(*heads)
+    refused(recorder, model, latent, prompt, "counted from 0", head=99)
+    steps = both(
+        model, positive, positive, latent, settings={**kept, "keep": "every step"}, cfg=1.0
+    )
+    single = [maps_of(steps, model, latent, prompt, head=0, step=i)[0].maps for i in range(3)]
+    assert (torch.stack(single).mean(0) - heads[0]).abs().max() < TOLERANCE
+    limited, few = watched(model.patcher, **kept)
+    object.__setattr__(few.settings, "max_bytes", run.kept_apart // 2)
+    sample(model, limited, positive, positive, latent, cfg=1.0)
+    (run,) = few.runs.values()
+    assert run.kept_apart <= few.settings.max_bytes and "did not fit" in "".join(run.notes)
+    close(*(maps_of(one, model, latent, prompt) for one in (recorder, few)))
+    mean = both(model, positive, positive, latent, cfg=1.0)
+    refused(mean, model, latent, prompt, "every head", head=0)
+
+
 def self_attention(model):
+    """What the image attends to in itself is the softmax in float64, and maps are spread along."""
     positive, negative = texts(model, "a cat left of a pizza", "blurry")
     oracle = Oracle()
     patched, recorder = watched(model.patcher, oracle, steps="all steps", spread=True)
@@ -268,13 +360,27 @@ def self_attention(model):
     assert torch.equal(seen, sample(model, model.patcher, positive, negative, odd(model)))
     (run,) = recorder.runs.values()
     one = next(one for one in run.conditionings.values() if one.name == "positive")
-    for (_, grid), means in one.affinity.means().items():
-        assert means.shape[-2:] == (grid[0] * grid[1],) * 2
-        sums = means.sum(-1)
-        assert (sums <= 1 + 1e-4).all(), sums.max()
+    found = one.affinity.means()
+    expected = oracle.self_attention(model.name, odd(model).shape, one.facts.columns)
+    assert found.keys() == expected.keys(), (found.keys(), expected.keys())
+    for key, means in found.items():
+        worst = (means - expected[key]).abs().max()
+        assert worst < TOLERANCE, (key, worst)
     spread = maps_of(recorder, model, odd(model), "a cat left of a pizza", spread=True)[0]
     plain = maps_of(recorder, model, odd(model), "a cat left of a pizza")[0]
     assert spread["cat"].values.std() < plain["cat"].values.std()
+    node = core.nodes().NODE_CLASS_MAPPINGS["SdattnSelfAttentionOfSpot"]
+    images = images_for(odd(model))
+    drawn, mask = node().show(recorder, 17, 30, image=images)
+    assert drawn.shape == images.shape and mask.shape == images.shape[:3] and mask.max() == 1
+    key = max(found, key=lambda key: key[1][0] * key[1][1])
+    rows, cols = key[1]
+    cell = 30 * rows // images.shape[1] * cols + 17 * cols // images.shape[2]
+    of_cell = torch.stack([found[other][0, cell] for other in found if other[1] == key[1]]).mean(0)
+    reading = __import__(f"{core.nodes().__name__}.reading", fromlist=["cell_maps"])
+    spot = 17 / images.shape[2], 30 / images.shape[1]
+    shown = reading.cell_maps(recorder, asked(model, odd(model), ""), *spot)[0].flatten()
+    assert (shown * of_cell.sum() - of_cell).abs().max() < TOLERANCE
 
 
 def patches_of_other_nodes(model):
@@ -374,28 +480,36 @@ def control_net(model):
 
 
 def reference_images(model):
-    if model.name not in ("flux", "qwen_image", "flux2_klein", "z_image"):
-        return
-    import node_helpers
+    """Images that the model is shown, by the core's own nodes: columns, places and maps."""
+    if model.name not in references.REFERENCES:
+        return "left out"
+    told = []
+    for images in (1, 2):
+        for prompt in PROMPTS:
+            _read_with_images(model, prompt, images)
+        prompt = "a cat left of a pizza"
+        read, positive = _read_with_images(model, prompt, images)
+        check_places(model, positive)
+        told.append(check_maps(model, prompt, positive, **references.places(model, positive)))
+        recorder = both(model, positive, texts(model, "blurry")[0], odd(model))
+        maps = maps_of(recorder, model, odd(model), prompt)[0]
+        assert maps["cat"].columns == read.find("cat")[0], (maps["cat"].columns, read)
+    return f"{len(PROMPTS)} prompts; {', '.join(told)}"
 
-    positive, negative = texts(model, "a cat left of a pizza", "blurry")
-    sizes = ((8, 12), (10, 6)) if model.name == "z_image" else ((9, 12), (17, 7))
-    references = [torch.rand_like(model.latent(*size)) for size in sizes]
-    values = {"reference_latents": references}
-    with_images = node_helpers.conditioning_set_values(positive, values)
-    recorder = both(model, with_images, negative, odd(model))
-    (run,) = recorder.runs.values()
-    assert not run.problem, run.problem
-    maps = maps_of(recorder, model, odd(model), "a cat left of a pizza")[0]
-    plain = both(model, positive, negative, odd(model))
-    shape = maps_of(plain, model, odd(model), "a cat left of a pizza")[0].maps.shape
-    assert maps.maps.shape == shape and maps["cat"].peak > 0
+
+def _read_with_images(model, prompt, images):
+    with encoded(model.clip) as kept, torch.inference_mode():
+        positive = references.encode(model, prompt, images)
+    if model.name.startswith("z_image"):
+        kept = kept[:1]  # then come the captions of the images
+    return check_prompt(model, prompt, positive, kept, has_images=True), positive
 
 
 def a_model_that_is_not_known(model):
     positive, negative = texts(model, "a cat left of a pizza", "blurry")
     kind = type(model.patcher.model.diffusion_model)
-    name, kind.__name__ = kind.__name__, "SomethingNew"
+    name = kind.__name__
+    kind.__name__ = "SomethingNew"
     try:
         recorder = both(model, positive, negative, odd(model))
     finally:
@@ -446,13 +560,16 @@ SCENARIOS = (
     several_images,
     a_longer_negative,
     areas_masks_and_times,
+    an_area_beyond_the_latent,
     concatenated_texts,
     a_second_sampler,
     overrides_before_and_after,
+    model_attention_backend,
     clones_and_originals,
     previews_and_interrupts,
     samplers_of_all_kinds,
     every_step,
+    every_head,
     self_attention,
     patches_of_other_nodes,
     perturbed_guidance,

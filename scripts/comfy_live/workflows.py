@@ -17,10 +17,6 @@ LOADERS = ("CheckpointLoaderSimple", "UNETLoader", "CLIPLoader", "DualCLIPLoader
 SOCKETS = {"INT", "FLOAT", "STRING", "BOOLEAN", "COMBO"}  # types that are widgets, with lists
 
 
-def _told(prompt="text", **more):
-    return {"attention": ["watch", 1], "clip": ["clip"], "image": ["decode", 0], **more}
-
-
 def _graph(loaders, model, clip, vae, size, sampler, readers, text=PROMPT, between=None):
     """Return a graph: nodes by name, each (class, inputs); ["name", output] is a link."""
     width, height = size
@@ -33,8 +29,14 @@ def _graph(loaders, model, clip, vae, size, sampler, readers, text=PROMPT, betwe
         **(between or {}),
         "watch": (
             "SdattnWatchAttention",
-            {"model": model, "steps": "second half", "keep": "mean", "spread": False}
-            | {"megabytes": 1024},
+            {
+                "model": model,
+                "steps": "second half",
+                "keep": "mean",
+                "spread": "self attention" in readers,
+                "megabytes": 1024,
+                "heads": "mean",
+            },
         ),
         "sampler": (
             "KSampler",
@@ -51,7 +53,7 @@ def _graph(loaders, model, clip, vae, size, sampler, readers, text=PROMPT, betwe
         "save": ("SaveImage", {"images": ["decode", 0], "filename_prefix": "image"}),
     }
     told = {"attention": ["watch", 1], "clip": clip, "image": ["decode", 0], "prompt": text}
-    usual = {"side": "positive", "spread": False}
+    usual = {"side": "positive", "spread": False, "step": -1, "head": -1}
     for name, (kind, inputs) in readers.items():
         own = {**told, **inputs, **usual} if kind.startswith("Sdattn") else inputs
         nodes[name] = (kind, own)
@@ -61,7 +63,7 @@ def _graph(loaders, model, clip, vae, size, sampler, readers, text=PROMPT, betwe
 HEATMAPS = {
     "heatmaps": (
         "SdattnWordHeatmaps",
-        {"words": "", "layout": "grid", "colors": "inferno", "steps": "mean"},
+        {"words": "", "layout": "grid", "colors": "inferno", "steps": "mean", "heads": "mean"},
     ),
     "show": ("SaveImage", {"images": ["heatmaps", 0], "filename_prefix": "heatmaps"}),
 }
@@ -71,7 +73,11 @@ MASK = {
     "as image": ("MaskToImage", {"mask": ["mask", 0]}),
     "show mask": ("SaveImage", {"images": ["as image", 0], "filename_prefix": "mask"}),
 }
-SPOT = {"spot": ("SdattnWordsAtSpot", {"x": 128, "y": 256, "most": 5})}
+SPOT = {
+    "spot": ("SdattnWordsAtSpot", {"x": 128, "y": 256, "most": 5}),
+    "self attention": ("SdattnSelfAttentionOfSpot", {"x": 128, "y": 256, "colors": "inferno"}),
+    "show spot": ("SaveImage", {"images": ["self attention", 0], "filename_prefix": "spot"}),
+}
 CHECKPOINT = (["checkpoint", 0], ["checkpoint", 1], ["checkpoint", 2])
 PARTS = (["unet", 0], ["clip", 0], ["vae", 0])
 
@@ -157,11 +163,13 @@ def saved(graph):
     import nodes
 
     ids = {name: number for number, name in enumerate(graph, 1)}
-    found, links = [], []
+    found = []
+    links = []
     outputs = {name: {} for name in graph}
     for name, (kind, inputs) in graph.items():
         made = nodes.NODE_CLASS_MAPPINGS[kind]
-        sockets, widgets = [], []
+        sockets = []
+        widgets = []
         for socket, (type_name, told) in inputs_of(made).items():
             value = inputs.get(socket)
             if isinstance(value, list):
@@ -181,7 +189,8 @@ def saved(graph):
     for name, (_, inputs) in graph.items():
         origins = [value[0] for value in inputs.values() if isinstance(value, list)]
         depth[name] = 1 + max((depth[origin] for origin in origins), default=-1)
-    below, placed = {}, []
+    below = {}
+    placed = []
     for name, kind, made, sockets, widgets in found:
         height = 60 + 24 * (len(sockets) + len(widgets)) + 40 * (kind == "CLIPTextEncode")
         top = below.get(depth[name], 0)
@@ -239,7 +248,8 @@ def prompt_of(workflow):
     prompt = {}
     for node in workflow["nodes"]:
         linked = {one["name"]: one["link"] for one in node["inputs"]}
-        values, inputs = list(node["widgets_values"]), {}
+        values = list(node["widgets_values"])
+        inputs = {}
         for name, (type_name, told) in inputs_of(nodes.NODE_CLASS_MAPPINGS[node["type"]]).items():
             if linked.get(name) is not None:
                 inputs[name] = origin[linked[name]]
@@ -277,13 +287,28 @@ def run(name, model, folder, **changes):
     Path(folder).mkdir(parents=True, exist_ok=True)
     folder_paths.set_output_directory(str(folder))
     server = Server()
-    options = {"cache_args": {"lru": 0, "ram": 0}, "cache_size": 0}
+    options = {"cache_args": {"lru": 0, "ram": 0, "ram_inactive": 0}, "cache_size": 0}
     executor = execution.PromptExecutor(server, **newer(execution.PromptExecutor, **options))
     number = str(random.random())
     ends = [one for one, node in prompt.items() if _is_output(node["class_type"])]
     executor.execute(prompt, number, {}, ends)
     assert executor.success, executor.status_messages[-1:]
     return [told for kind, told in server.told if kind == "executed"]
+
+
+def draw_demo(folder):
+    """Run SD 1.5's example with the weights of sdattn's demo model, of its size."""
+    from . import demo
+
+    run(
+        "sd15",
+        demo.make(),
+        folder,
+        KSampler={"cfg": 5.0},
+        EmptyLatentImage={"width": 192, "height": 128},
+        SdattnWordsAtSpot={"x": 45, "y": 60},
+        SdattnSelfAttentionOfSpot={"x": 45, "y": 60},
+    )
 
 
 def check(name, model, folder):
@@ -298,6 +323,7 @@ def check(name, model, folder):
         EmptyLatentImage=size,
         EmptySD3LatentImage=size,
         SdattnWordsAtSpot={"x": 50, "y": 60},
+        SdattnSelfAttentionOfSpot={"x": 50, "y": 60},
     )
     files = sorted(path.name for path in (Path(folder) / name).glob("*.png"))
     graph = json.loads((HOME / f"{name}.json").read_text(encoding="utf-8"))
@@ -380,5 +406,6 @@ class Pixels:
 
         samples = samples[:, :, 0] if samples.ndim == 5 else samples
         seen = torch.nn.functional.interpolate(samples[:, :3].float(), scale_factor=8)
-        low, high = seen.amin((1, 2, 3), keepdim=True), seen.amax((1, 2, 3), keepdim=True)
+        low = seen.amin((1, 2, 3), keepdim=True)
+        high = seen.amax((1, 2, 3), keepdim=True)
         return ((seen - low) / (high - low)).movedim(1, -1)

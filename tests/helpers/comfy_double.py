@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 import torch
 from torch.nn.functional import interpolate, scaled_dot_product_attention
 
-HEADS, WIDTH = 2, 16
+HEADS = 2
+WIDTH = 16
 OVERRIDE = "optimized_attention_override"
 
 
@@ -55,7 +56,8 @@ class UNetModel:
         for number, (block, level) in enumerate(zip(self.blocks, self.levels, strict=True)):
             grid = [(side + level) // (1 + level) for side in size]
             x = interpolate(x, size=tuple(grid), mode="nearest")
-            options["block"], options["block_index"] = block, 0
+            options["block"] = block
+            options["block_index"] = 0
             options["activations_shape"] = list(x.shape)
             tokens = x.flatten(2).mT
             for kind, source in enumerate((tokens, context)):
@@ -75,7 +77,8 @@ class Flux:
         image = torch.nn.functional.avg_pool2d(x, 2, ceil_mode=True)
         tokens = torch.cat([context, image.flatten(2).mT], 1)
         for number, kind in enumerate(("double", "single")):
-            options["block_type"], options["block_index"] = kind, 0
+            options["block_type"] = kind
+            options["block_index"] = 0
             given = (by_head(y, False) for y in (tokens, tokens @ weights(number), tokens))
             told = {"skip_reshape": True, "transformer_options": options}
             tokens = tokens + attention(*given, HEADS, **told)
@@ -94,7 +97,9 @@ class Executor:
     """Calls a wrapper, or the function inside; wrappers may look at ``class_obj``."""
 
     def __init__(self, inside, class_obj, wrappers):
-        self.inside, self.class_obj, self.wrappers = inside, class_obj, wrappers
+        self.inside = inside
+        self.class_obj = class_obj
+        self.wrappers = wrappers
 
     def __call__(self, *args, **kwargs):
         if not self.wrappers:
@@ -195,7 +200,8 @@ class Guider:
             options["cond_or_uncond"] = [kind for _, kind in batch]
             options["uuids"] = [cond["uuid"] for cond, _ in batch]
             options["sigmas"] = timestep
-            rows, times = torch.cat([x] * len(batch)), torch.cat([timestep] * len(batch))
+            rows = torch.cat([x] * len(batch))
+            times = torch.cat([timestep] * len(batch))
             given = (rows, times, None, text, None, options)
             made = self.patcher.run("apply_model", self._apply, base, *given)
             for part, (_, kind) in zip(made.chunk(len(batch)), batch, strict=True):

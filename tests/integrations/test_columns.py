@@ -5,9 +5,11 @@ import torch
 from helpers import comfy_double as comfy
 from helpers.tiny_tokenizers import tiny_t5, tiny_tokenizer
 
-from integrations.comfyui.columns import read
+from integrations.comfyui.columns import OMNI, TURN, _after_template, read
 from integrations.comfyui.layouts import TextFacts
+from sdattn import Prompt
 from sdattn.errors import InvalidValueError
+from sdattn.prompts.tokenizing import Token
 
 PROMPT = "a red-haired cat, on the sofa"
 WORDS = ["a", "red-haired", "cat", ",", "on", "the", "sofa"]
@@ -78,6 +80,29 @@ def test_a_template_is_no_word_and_may_be_cut_off():
     assert len(whole.find("on")) == 1
     rows = read(comfy.Clip(l=part), "on a sofa", TextFacts(77))
     assert rows.tokens[first[0]].special == "" and rows.tokens[1].special == "<template>"
+
+
+def test_a_template_is_cut_at_its_last_turn_if_that_is_spelled_otherwise():
+    """As Qwen-Image's encoder does: before an embedding some versions give no line's end."""
+    tokens = [Token(i, text, 0, 0, "<template>") for i, text in enumerate(["<s>", *TURN])]
+    word = Token(9, "cat", 0, 3, "")
+    assert _after_template(Prompt("cat", (), (*tokens, word))) == 1
+    assert _after_template(Prompt("cat", (), (*tokens[:-1], word))) == 3
+
+
+def test_the_template_is_that_of_captions_where_images_have_some():
+    """Both templates give as many columns, so their number does not tell them apart."""
+
+    class Clip(comfy.Clip):
+        def tokenize(self, text, return_word_ids=False, llama_template="on a {}"):
+            before, after = {"on a {}": ("on a ", ""), OMNI: ("on ", " sofa")}[llama_template]
+            return super().tokenize(before + text + after)
+
+    clip = Clip(l=clip_part())
+    before = [len(tiny_tokenizer()(text)["input_ids"]) - 1 for text in ("on a", "on")]
+    with_captions = TextFacts(77, has_images=True, has_captions=True)
+    assert read(clip, "cat", TextFacts(77)).find("cat") == [(before[0],)]
+    assert read(clip, "cat", with_captions).find("cat") == [(before[1],)]
 
 
 def test_concatenated_prompts_are_told_by_a_line():

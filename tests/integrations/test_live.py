@@ -9,7 +9,19 @@ import pytest
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "comfy_live"
 CORE = os.environ.get("COMFY_CORE", "")
-MODELS = ("sd15", "sdxl", "sd3", "flux", "chroma", "qwen_image", "lumina2", "hidream", "z_image")
+MODELS = (
+    "sd15",
+    "sdxl",
+    "sd3",
+    "flux",
+    "flux2_klein",
+    "chroma",
+    "qwen_image",
+    "lumina2",
+    "hidream",
+    "z_image",
+    "z_image_omni",
+)
 
 
 @pytest.mark.slow

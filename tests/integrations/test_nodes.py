@@ -9,9 +9,10 @@ from integrations.comfyui import NODE_CLASS_MAPPINGS
 from sdattn import CaptureError
 from sdattn.errors import InvalidValueError
 
-Watch, Heatmaps, Mask, Spot, Regions = NODE_CLASS_MAPPINGS.values()
+Watch, Heatmaps, Mask, Spot, Regions, SelfAttention = NODE_CLASS_MAPPINGS.values()
 PROMPT = "a cat on the sofa"
-LATENT, PIXELS = (8, 12), (64, 96)
+LATENT = (8, 12)
+PIXELS = (64, 96)
 CLIP = comfy.Clip(l=comfy.Part(tiny_tokenizer(), 77))
 
 
@@ -41,6 +42,43 @@ def test_heatmaps_of_every_step():
     assert len(drawn) == 3
     with pytest.raises(CaptureError, match="every step"):
         Heatmaps().draw(**graph()[0], steps="every step")
+
+
+def test_heatmaps_of_every_head_or_of_one_of_a_step():
+    told, _ = graph(steps="all steps", keep="every step", heads="every head")
+    cat = {"words": "cat", "layout": "one each"}
+    (heads,) = Heatmaps().draw(**told, **cat, heads="every head")
+    (each,) = Heatmaps().draw(**told, **cat, heads="every head", steps="every step")
+    (single,) = Heatmaps().draw(**told, **cat, head=1, step=2)
+    assert len(heads) == comfy.HEADS and len(each) == 3 * comfy.HEADS
+    assert torch.equal(single[0], each[2 * comfy.HEADS + 1])
+    assert not torch.equal(heads[0], heads[1])
+    with pytest.raises(InvalidValueError, match="2 heads"):
+        Mask().mask(**told, word="cat", head=2)
+    with pytest.raises(CaptureError, match="step 3"):
+        Mask().mask(**told, word="cat", step=3)
+    with pytest.raises(InvalidValueError, match="every one"):
+        Heatmaps().draw(**told, heads="every head", head=0)
+    with pytest.raises(CaptureError, match="every head"):
+        Mask().mask(**graph()[0], word="cat", head=0)
+
+
+def test_what_a_spot_attends_to_in_the_image():
+    told, _ = graph(images=2, spread=True)
+    of_image = {name: told[name] for name in ("attention", "image")}
+    drawn, mask = SelfAttention().show(**of_image, x=81, y=10)
+    assert drawn.shape == (2, *PIXELS, 3) and mask.shape == (2, *PIXELS)
+    run = next(iter(told["attention"].runs.values()))
+    text = next(text for text in run.conditionings.values() if text.name == "positive")
+    (affinity,) = text.affinity.means().values()
+    cell = affinity[:, 1 * LATENT[1] + 10]  # row 1, col 10 of cells of 8x8 pixels
+    pooled = torch.nn.functional.avg_pool2d(mask, 8).flatten(1)
+    for image in range(2):
+        assert torch.corrcoef(torch.stack([cell[image], pooled[image]]))[0, 1] > 0.9
+    with pytest.raises(InvalidValueError, match="outside the image"):
+        SelfAttention().show(**of_image, x=0, y=64)
+    with pytest.raises(CaptureError, match="spread"):
+        SelfAttention().show(graph()[0]["attention"], 0, 0, image=told["image"][:1])
 
 
 @pytest.mark.parametrize("method", ["share of range", "otsu", "top percent"])

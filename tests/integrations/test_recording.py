@@ -24,7 +24,8 @@ def patcher(kind):
 
 
 def watched(model, settings=ALL):
-    recorder, patched = Recorder(settings), model.clone()
+    recorder = Recorder(settings)
+    patched = model.clone()
     recorder.install(patched)
     return patched, recorder
 
@@ -68,6 +69,18 @@ def explicit(calls, kind, text, is_joint):
         probs = probs[:, text:, :text] if is_joint else probs.unflatten(2, (-1, text)).sum(2)
         block = options.get("block", (options.get("block_type"),))[0]
         found.setdefault(block, []).append(probs)
+    return {block: torch.stack(maps).mean(0) for block, maps in found.items()}
+
+
+def explicit_by_head(calls, text):
+    """Return the mean of the positive text's float64 softmax over calls, by block."""
+    found = {}
+    for q, k, options in calls:
+        if q.shape[2] == k.shape[2]:
+            continue
+        probs = (q.double() @ k.double().mT / math.sqrt(q.shape[-1])).softmax(-1)
+        probs = probs.chunk(2)[options["cond_or_uncond"].index(0)][..., :text]
+        found.setdefault(options["block"][0], []).append(probs)
     return {block: torch.stack(maps).mean(0) for block, maps in found.items()}
 
 
@@ -141,6 +154,45 @@ def test_steps_are_kept_within_a_budget():
         for sums in kept(less[1])[0].by_step.values():
             whole = whole + sums
         assert (whole.means()[key] - maps).abs().max() < 1e-6
+
+
+def watched_by_head(**settings):
+    positive, negative = texts(6, 6)
+    spy = Spy()
+    model = patcher("unet")
+    model.model_options["transformer_options"][comfy.OVERRIDE] = spy
+    patched, recorder = watched(model, Settings(second_half=False, every_head=True, **settings))
+    sampled(patched, [positive], [negative], images=2)
+    return recorder, spy.calls
+
+
+def test_maps_of_each_head_are_its_softmax():
+    recorder, calls = watched_by_head()
+    by_head = kept(recorder)[0].sums.by_head()
+    expected = explicit_by_head(calls, 6)
+    places = {"down": "input", "mid": "middle", "up": "output"}
+    assert len(by_head) == len(expected)
+    for (place, grid), maps in by_head.items():
+        assert maps.shape == (2, comfy.HEADS, math.prod(grid), 6)
+        assert (maps - expected[places[place]]).abs().max() < 1e-5
+
+
+@pytest.mark.parametrize("every_step", [False, True])
+def test_heads_are_kept_within_a_budget_and_their_mean_beyond_it(every_step):
+    whole, _ = watched_by_head(every_step=every_step)
+    (run,) = whole.runs.values()
+    cells = 7 * 10 + 4 * 5 + 7 * 10  # of the three layers
+    steps = 3 if every_step else 1
+    assert run.kept_apart == 2 * 2 * steps * comfy.HEADS * cells * 6 * 4  # texts, images, bytes
+    limit = run.kept_apart // 2
+    less, _ = watched_by_head(every_step=every_step, max_bytes=limit)
+    (run,) = less.runs.values()
+    assert run.kept_apart <= limit and (run.over_budget or run.notes)
+    means = [
+        sum(text.by_step.values(), start=text.sums).means() for text in (*kept(whole), *kept(less))
+    ]
+    for key, maps in means[0].items():
+        assert (maps - means[1][key]).abs().max() < 1e-6
 
 
 def test_the_image_s_self_attention_is_kept_on_request():
