@@ -36,7 +36,7 @@ class CallLayout:
         if spans is None:
             return None
         if len(spans) == 1:
-            return spans
+            return tuple(spans)
         first = spans[rows[0]]
         if all(spans[row] == first for row in rows):
             return (first,)

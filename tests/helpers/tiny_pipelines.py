@@ -181,7 +181,7 @@ def make_pipeline(kind: Any = "StableDiffusionPipeline", max_length: int = 77, *
 def small_pipeline(kind: Any = "StableDiffusionPipeline", **parts: Any) -> Any:
     """A pipeline whose UNet has few layers, for what does not depend on them: it takes a third of
     the time. The matrix's rows of SD 1.x and 2.x have all blocks."""
-    return tiny(kind, **{"unet": SMALL_UNET, **parts})
+    return make_pipeline(kind, **{"unet": SMALL_UNET, **parts})
 
 
 def make_sdxl_pipeline(kind: Any = "StableDiffusionXLPipeline", **parts: Any) -> Any:

@@ -29,7 +29,7 @@ def test_a_folder_loads_as_the_pipeline_that_it_is(whole_model):
 @pytest.mark.slow
 def test_a_pipeline_that_was_saved_without_a_part_loads_without_it(tmp_path):
     """diffusers asks for SD 3's T5 by name, though the folder says that there is none."""
-    made = sd3(t5=False)
+    made = sd3(text_encoder_3=None, tokenizer_3=None)
     made.save_pretrained(tmp_path)
     pipe = load_pipeline(tmp_path, device="cpu")
     assert pipe.text_encoder_3 is None and pipe.tokenizer_3 is None
@@ -72,7 +72,7 @@ def test_a_model_of_no_family_is_refused_before_its_weights_are_read(tmp_path):
     for weights in tmp_path.rglob("*.safetensors"):
         weights.write_bytes(b"broken")  # reading them would be reported
     with pytest.raises(
-        TypeError, match="holds a DiTTransformer2DModel, of no family .*Supported: "
+        TypeError, match="(?s)holds a DiTTransformer2DModel, of no family .*Supported: "
     ):
         load_pipeline(tmp_path, device="cpu")
 
