@@ -72,7 +72,7 @@ def test_a_model_of_no_family_is_refused_before_its_weights_are_read(tmp_path):
     for weights in tmp_path.rglob("*.safetensors"):
         weights.write_bytes(b"broken")  # reading them would be reported
     with pytest.raises(
-        TypeError, match="(?s)holds a DiTTransformer2DModel, of no family .*Supported: "
+        TypeError, match="(?s)holds a DiTTransformer2DModel, of no family .*Known are: "
     ):
         load_pipeline(tmp_path, device="cpu")
 
