@@ -166,7 +166,6 @@ def test_a_batch_is_drawn_shown_and_checked(invoke, model, layout):
         (("batch", "prompts.txt"), 2, "Pass --out RUN"),
         (("batch", "prompts.txt", "--photos", "p", "--out", "run"), 2, "or --photos SOURCE"),
         (("batch", "prompts.txt", "--status", "run"), 2, "each take a run"),
-        (("batch", "prompts.doc", "--out", "run"), 2, "Pass a file that ends in .jsonl"),
         (("batch", "nothing.txt", "--out", "run"), 2, "nothing.txt"),
         (
             ("batch", "prompts.txt", "--out", "run", "--batch-size", "0"),
@@ -181,7 +180,7 @@ def test_a_batch_is_drawn_shown_and_checked(invoke, model, layout):
         ),
         (("batch", "prompts.txt", "--out", "run", "--format", "zip"), 2, "webdataset"),
         (("batch", "prompts.txt", "--out", "run", "--dtype", "int8"), 2, "bfloat16"),
-        (("batch", "--status", "nowhere"), 2, "nowhere has no batch.json"),
+        (("batch", "--status", "nowhere"), 2, "There is no folder"),
         (("batch", "--verify", "."), 2, "not a batch run's folder"),
     ],
 )
