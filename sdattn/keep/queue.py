@@ -26,7 +26,8 @@ def may_wait(attended: Attended) -> TypeGuard[Projected]:
     """Check whether what a call attended to can be computed later, and is small enough."""
     if not isinstance(attended, Projected):
         return False
-    query, key = attended.query, attended.key
+    query = attended.query
+    key = attended.key
     if query.is_inference() or query.requires_grad or key.requires_grad:
         return False  # no versions are counted; a graph would be held
     return query.device.type != "cpu" or query.numel() + key.numel() <= SMALL_ON_CPU
@@ -83,7 +84,8 @@ class Queue:
         is_first = total.sums is None
         if is_first:
             total.add(attended, columns)
-        query, key = attended.query, attended.key
+        query = attended.query
+        key = attended.key
         versions = [query._version, key._version]
         self._waiting.append(_Entry(total, attended, columns, versions, is_first))
         self._bytes += query.nbytes + key.nbytes
@@ -111,7 +113,8 @@ class Queue:
     @torch.no_grad()
     def _add(self, entries: Sequence[_Entry]) -> None:
         """Add calls of one shape, as the rows of one call."""
-        first, columns = entries[0].attended, entries[0].columns
+        first = entries[0].attended
+        columns = entries[0].columns
         totals = [entry.total for entry in entries]
         if len(entries) == 1:
             totals[0].add(first, columns)

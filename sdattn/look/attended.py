@@ -210,7 +210,8 @@ class Projected(Attended):
     @staticmethod
     def joined(several: Sequence[Projected]) -> Softmax:
         """Return several of one shape and of the same rows as one, row after row."""
-        heads, rows = several[0].heads, several[0].rows
+        heads = several[0].heads
+        rows = several[0].rows
 
         def joined(tensors: list[Tensor]) -> Tensor:
             of_rows = chosen_rows(torch.stack(tensors), rows, 1)  # [layers, B, N or T, heads*d]
