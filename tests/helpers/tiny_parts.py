@@ -92,6 +92,7 @@ def qwen3_vl(layers: int) -> Callable[[], Any]:
 PARTS: dict[str, dict[str, Any]] = {
     "StableDiffusion": {**texts(CLIP), **DIFFUSION},
     "SemanticStableDiffusion": {**texts(CLIP), **DIFFUSION},
+    "LEditsPPPipelineStableDiffusion": {**texts(CLIP), **DIFFUSION},
     "StableDiffusionXL": {**texts(CLIP, PROJECTED), **DIFFUSION, "unet": SDXL_UNET},
     "LatentConsistencyModel": {**texts(CLIP), "scheduler": lcm_scheduler},
     "AnimateDiff": {**texts(CLIP), **DIFFUSION, "unet": SMALL_UNET},
