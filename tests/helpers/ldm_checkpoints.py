@@ -171,8 +171,9 @@ def checkpoint(unet: Unet, **encoders: Iterator[Entry]) -> dict[str, tuple]:
     return {f"{part}.{name}": shape for part, held in parts.items() for name, shape in held}
 
 
-def sd1(channels: int = 4) -> dict[str, tuple]:
-    """As of v1-inference.yaml."""
+def sd1(channels: int = 4, tiny: bool = True) -> dict[str, tuple]:
+    """As of v1-inference.yaml. Scripts outside the repository ask for a ``tiny`` one; all are."""
+    assert tiny
     unet = Unet(channels, 32, MULT, (1, 1, 1, 0), 1, 64, linear=False)
     return checkpoint(unet, cond_stage_model__transformer__text_model=clip(64, 2))
 
