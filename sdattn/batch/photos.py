@@ -306,29 +306,36 @@ def _folders(
             tree.setdefault(folder + slash, []).append(name)
         yield from ((prefix, tree[prefix], {}) for prefix in sorted(tree))
         return
-    for place, folders, files in os.walk(root):
-        path = Path(place)
-        prefix = "" if path == root else f"{path.relative_to(root).as_posix()}/"
-        if prefix and not _RUNS.isdisjoint(files):
+    waiting = [""]
+    while waiting:
+        prefix = waiting.pop()
+        folders = list[str]()
+        files = list[str]()
+        bad = dict[str, str]()
+        for entry in sorted(os.scandir(root / prefix), key=lambda entry: entry.name):
+            name = prefix + entry.name
+            if entry.name.startswith("."):
+                skipped[_HIDDEN] += 1
+            elif reason := _reason_against(entry, root):
+                bad[name] = reason
+            elif entry.is_dir():
+                folders.append(f"{name}/")
+            else:
+                files.append(name)
+        if prefix and any(prefix + name in files for name in _RUNS):
             skipped[_HIDDEN] += 1
-            folders.clear()
-            continue
-        names = [name for name in (*folders, *files) if not name.startswith(".")]
-        skipped[_HIDDEN] += len(folders) + len(files) - len(names)
-        bad = {name: reason for name in sorted(names) if (reason := _reason(path / name, root))}
-        folders[:] = [name for name in sorted(folders) if name in names and name not in bad]
-        files = [prefix + name for name in sorted(files) if name in names and name not in bad]
-        yield prefix, files, {prefix + name: reason for name, reason in bad.items()}
+        else:
+            waiting += reversed(folders)
+            yield prefix, files, bad
 
 
-def _reason(path: Path, root: Path) -> str:
-    """Return the reason why a file or folder is not opened, or ""."""
-    is_elsewhere = not path.resolve().is_relative_to(root.resolve())
-    if path.is_symlink() and (path.is_dir() or is_elsewhere):
+def _reason_against(entry: os.DirEntry[str], root: Path) -> str:
+    is_link = entry.is_symlink()
+    if is_link and (entry.is_dir() or not Path(entry).resolve().is_relative_to(root.resolve())):
         return "is a link out of the folder, or to a folder. Copy its target."
-    if path.is_dir() and not os.access(path, os.R_OK | os.X_OK):
+    if entry.is_dir() and not os.access(entry, os.R_OK | os.X_OK):
         return "is a folder that cannot be looked into."
-    is_openable = path.is_dir() or path.is_file()
+    is_openable = entry.is_dir() or entry.is_file()
     return "" if is_openable else "is no file: a pipe, a socket, a device or a broken link."
 
 

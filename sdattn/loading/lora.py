@@ -142,7 +142,7 @@ class _Tracked(torch.Tensor):
         made = super().__torch_function__(func, types, args, kwargs)
         for value in tree_leaves(made):
             if isinstance(value, cls):
-                value.sources = frozenset[str]().union(*(value.sources for value in inputs))
+                value.sources = frozenset[str]().union(*(each.sources for each in inputs))
         return made
 
 
