@@ -18,6 +18,7 @@ from sdattn.look.attended import Projected
 from .machine import machine_name
 
 LAYERS, KEYS = 5, 77
+KEPT = slice(1, 2)  # of two rows
 SHAPES = {  # queries, heads, width of a head
     "demo, 4x4": (16, 4, 24),
     "demo, 8x8": (64, 4, 20),
@@ -55,12 +56,11 @@ def measure(cells: int, heads: int, width: int, device: str) -> tuple[list[float
 
     def apart() -> None:
         for (query, key), total in zip(made, sums.split(1), strict=True):
-            Projected(query, key, heads, slice(1, 2)).add_to(total, None)
+            Projected(query, key, heads).of_rows(KEPT).add_to(total, None)
 
     def together() -> None:
-        several = [Projected(query, key, heads, slice(1, 2)) for query, key in made]
-        joined = Projected.joined(several)
-        joined.add_to(sums, None)
+        several = [Projected(query, key, heads) for query, key in made]
+        Projected.joined(several, KEPT).add_to(sums, None)
 
     def seconds(work: Callable[[], None]) -> float:
         other.add_(1)

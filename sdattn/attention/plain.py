@@ -5,6 +5,7 @@ Source: Dao et al. 2022, "FlashAttention", algorithm 1, for the logsumexp.
 
 import math
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -26,11 +27,10 @@ def add_softmax(
     columns: Sequence[int] | None = None,
 ) -> None:
     sums = total if columns is None else total.new_zeros(*total.shape[:2], key.shape[2])
-    of_rows = sums.split(_row_step(query, key))
-    for scores, part, _ in _parts(query, key, mask, scale, sums.dtype):
+    for scores, rows, _ in _parts(query, key, mask, scale, sums.dtype):
         shut = None if mask is None else scores.amax(-1, keepdim=True) == -math.inf
         probs = torch.softmax(scores, -1)  # in place it is slower on a CPU
-        of_rows[part].add_((probs if shut is None else probs.masked_fill_(shut, 0.0)).sum(1))
+        rows.of(sums).add_((probs if shut is None else probs.masked_fill_(shut, 0.0)).sum(1))
     if columns is not None:
         total.add_(chosen(sums, -1, tuple(columns)))
 
@@ -49,11 +49,8 @@ def add_share(
         mask = mask if mask is None else chosen(mask, -1, tuple(columns))
     of_rows = logsumexp.to(total.dtype).unsqueeze(-1)  # [B, heads, N, 1]
     of_rows = of_rows.masked_fill(of_rows == -math.inf, 0.0)  # rows whose keys are all excluded
-    step = _row_step(query, key)
-    totals = total.split(step)
-    logsumexps = of_rows.split(step)
-    for scores, part, heads in _parts(query, key, mask, scale, total.dtype):
-        totals[part].add_(scores.sub_(logsumexps[part][:, heads]).exp_().sum(1))
+    for scores, rows, heads in _parts(query, key, mask, scale, total.dtype):
+        rows.of(total).add_(scores.sub_(rows.of(of_rows)[:, heads]).exp_().sum(1))
 
 
 def logsumexp(query: Tensor, key: Tensor, mask: Tensor | None, scale: float) -> Tensor:
@@ -82,44 +79,50 @@ def logsumexp(query: Tensor, key: Tensor, mask: Tensor | None, scale: float) -> 
     return torch.cat(parts, dim=2)
 
 
-def _row_step(query: Tensor, key: Tensor) -> int:
-    """Return how many rows of the batch are computed at a time."""
-    batch, heads, n, _ = query.shape
-    t = key.shape[2]
-    return min(batch, max(1, _most(query) // (heads * n * t)))
+class _Rows(NamedTuple):
+    """Rows of the batch that are computed at a time."""
 
+    start: int
+    number: int
 
-def _most(query: Tensor) -> int:
-    return PART_ON_CPU if query.device.type == "cpu" else PART
+    def of(self, x: Tensor) -> Tensor:
+        start, number = self
+        return x if number == x.shape[0] else x.narrow(0, start, number)
 
 
 def _parts(
     query: Tensor, key: Tensor, mask: Tensor | None, scale: float, dtype: torch.dtype
-) -> Iterator[tuple[Tensor, int, slice]]:
+) -> Iterator[tuple[Tensor, _Rows, slice]]:
     """Yield the scores of some rows of the batch, or of some heads of one row, ``[rows, heads, N,
-    T]`` in one buffer, the number of the part of so many rows, and which heads."""
-    _, heads, n, _ = query.shape
+    T]`` in one buffer, which rows, and which heads."""
+    batch, heads, n, _ = query.shape
     t = key.shape[2]
-    step = _row_step(query, key)
-    head_step = min(heads, max(1, _most(query) // (n * t)))
+    at_once = at_a_time(query.device) // (n * t)  # heads
+    step = min(batch, max(1, at_once // heads))
+    head_step = min(heads, max(1, at_once))
     buffer = torch.empty(step * head_step, n, t, dtype=dtype, device=query.device)
-    parts = zip(query.split(step), key.split(step), strict=True)
-    for number, (of_queries, of_keys) in enumerate(parts):
+    for first in range(0, batch, step):
+        rows = _Rows(first, min(step, batch - first))
         for start in range(0, heads, head_step):
             some = slice(start, min(start + head_step, heads))
-            all_at_once = head_step == heads
-            keys = _folded(of_keys if all_at_once else of_keys[:, some], dtype)
+            keys = _folded(rows.of(key), some, dtype)
             out = buffer if buffer.shape[0] == keys.shape[0] else buffer[: keys.shape[0]]
-            by_head = out.view(of_queries.shape[0], -1, n, t)
+            by_head = out.view(rows.number, -1, n, t)
             if mask is not None:
-                of_mask = mask if mask.shape[0] == 1 else mask.split(step)[number]
+                of_mask = mask if mask.shape[0] == 1 else rows.of(mask)
                 by_head.copy_(of_mask if of_mask.shape[1] == 1 else of_mask[:, some])
-            queries = _folded(of_queries if all_at_once else of_queries[:, some], dtype)
+            queries = _folded(rows.of(query), some, dtype)
             out.baddbmm_(queries, keys.mT, beta=int(mask is not None), alpha=scale)
-            yield by_head, number, some
+            yield by_head, rows, some
 
 
-def _folded(x: Tensor, dtype: torch.dtype) -> Tensor:
-    if x.shape[0] == 1:  # len() of a tensor is several calls
-        return x[0].to(dtype)
-    return x.to(dtype, memory_format=torch.contiguous_format).flatten(0, 1)
+def at_a_time(device: torch.device) -> int:
+    """Return how many probabilities are computed at a time."""
+    return PART_ON_CPU if device.type == "cpu" else PART
+
+
+def _folded(x: Tensor, heads: slice, dtype: torch.dtype) -> Tensor:
+    x = x if heads.stop - heads.start == x.shape[1] else x[:, heads]
+    if x.shape[0] > 1:
+        x = x.to(dtype, memory_format=torch.contiguous_format)
+    return x.flatten(0, 1).to(dtype)

@@ -6,12 +6,14 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeGuard
+from typing import TypeGuard, cast
 
 import torch
 from torch import Tensor
 
-from ..look.attended import Attended, Columns, Projected, new_sums
+from ..attention.calls import Rows
+from ..attention.plain import at_a_time
+from ..look.attended import Attended, Columns, Projected
 
 # Bytes of query and key that wait, by kind of device; more is worked off before the pass ends. On
 # GPUs the bound is not measured yet.
@@ -61,6 +63,7 @@ class _Entry:
 
     total: Total
     attended: Projected
+    rows: Rows
     columns: Columns
     versions: list[int]
     is_added: bool  # only watched for somebody who writes into its query or key
@@ -79,15 +82,16 @@ class Queue:
         self._bytes = 0
         self._groups: dict[tuple[str, ...], Tensor] = {}  # sums by their layers' names
 
-    def put(self, total: Total, attended: Projected, columns: Columns) -> None:
-        """Add a call to its layer's sum: at once if it is the layer's first, else later."""
+    def put(self, total: Total, attended: Projected, rows: Rows, columns: Columns) -> None:
+        """Add some rows of a call to its layer's sum: at once if it is the layer's first, else
+        later."""
         is_first = total.sums is None
         if is_first:
-            total.add(attended, columns)
+            total.add(attended.of_rows(rows), columns)
         query = attended.query
         key = attended.key
         versions = [query._version, key._version]
-        self._waiting.append(_Entry(total, attended, columns, versions, is_first))
+        self._waiting.append(_Entry(total, attended, rows, columns, versions, is_first))
         self._bytes += query.nbytes + key.nbytes
         if self._bytes > MAX_QUEUED_BYTES.get(query.device.type, MAX_QUEUED_BYTES_ELSEWHERE):
             self.work_off()
@@ -105,7 +109,7 @@ class Queue:
                 entry.total.is_spoilt |= not entry.is_added
             elif not entry.is_added:
                 shape = attended.query.shape, attended.key.shape, attended.heads
-                kind = attended.query.dtype, attended.query.device, repr(attended.rows)
+                kind = attended.query.dtype, attended.query.device, repr(entry.rows)
                 groups[shape, kind, entry.columns].append(entry)
         for entries in groups.values():
             self._add(entries)
@@ -113,26 +117,25 @@ class Queue:
     @torch.no_grad()
     def _add(self, entries: Sequence[_Entry]) -> None:
         """Add calls of one shape, as the rows of one call."""
-        first = entries[0].attended
+        attended = entries[0].attended
+        rows = entries[0].rows
         columns = entries[0].columns
         totals = [entry.total for entry in entries]
-        if len(entries) == 1:
-            totals[0].add(first, columns)
+        held = [cast(Tensor, total.sums) for total in totals]  # each layer's first call made it
+        images = held[0].shape[0]
+        each = images * attended.heads * attended.cells * attended.keys
+        if len(entries) == 1 or 2 * each > at_a_time(attended.query.device):
+            for entry in entries:
+                entry.total.add(entry.attended.of_rows(rows), columns)
             return
         names = tuple(total.name for total in totals)
         sums = self._groups.get(names)
-        is_last = totals[0].is_last
-        if is_last or sums is None or not _are_parts(totals, sums):
-            zeros = new_sums(first, first.query, columns)
-            held = (None if is_last else total.sums for total in totals)
-            sums = torch.cat([zeros if one is None else one for one in held])
-            for total, part in zip(totals, sums.split(first.batch), strict=True):
+        if sums is None or any(one._base is not sums for one in held):
+            sums = torch.cat(held)
+            for total, part in zip(totals, sums.split(images), strict=True):
                 total.sums = part
             others = {key: one for key, one in self._groups.items() if set(key).isdisjoint(names)}
             self._groups = {**others, names: sums}
-        Projected.joined([entry.attended for entry in entries]).add_to(sums, columns)
-
-
-def _are_parts(totals: Sequence[Total], sums: Tensor) -> bool:
-    """Check that these layers' sums are still the parts of one tensor."""
-    return all(total.sums is not None and total.sums._base is sums for total in totals)
+        if totals[0].is_last:
+            sums.zero_()
+        Projected.joined([entry.attended for entry in entries], rows).add_to(sums, columns)

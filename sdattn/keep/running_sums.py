@@ -8,6 +8,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
+from ..attention.calls import ALL
 from ..attention.core import grid_text
 from ..attention.device_copies import DeviceCopies, HostCopy, chosen, travels
 from ..errors import NotFoundError
@@ -78,8 +79,14 @@ class RunningSum:
         for kind, apart in attended.rows_apart.items():
             before = self.rows_apart.get(kind, apart)
             self.rows_apart[kind] = before.fmax(apart) if before.shape == apart.shape else apart
-        # Rows of the other branch are dropped before anything is computed.
-        self.add(attended if running.kept is None else attended.of_rows(running.kept))
+        rows = running.kept or ALL
+        # The usual case: one float32 sum over heads and steps. A plain layer's may wait.
+        if self._is_usual and running.frame_rows == 1 and self.total.may_wait and may_wait(attended):
+            columns = self._checked(attended, running)
+            self.queue.put(self.total, attended, rows, columns)
+            self._count(running)
+        else:  # rows of the other branch are dropped before anything is computed
+            self.add(attended if rows == ALL else attended.of_rows(rows))
 
     def add(self, attended: Attended) -> None:
         """Add the attention of one call's kept rows."""
@@ -95,36 +102,45 @@ class RunningSum:
             attended = Turned(attended.of_queries(self._queries))
         if running.frame_rows > 1:
             attended = FramesTogether(attended, running.frame_rows)
-        self._check_call(attended.cells, running)
-        if not self.calls:
-            self._begin(attended, running.latent_size)
-        columns = self._columns(attended)
+        columns = self._checked(attended, running)
         if self.keep.among is not None and self.layer.kind != "self":
             attended = self._among(attended, running.n_text or attended.keys)
-        # The usual case: one float32 sum over heads and steps, added where it is computed.
-        if not self._in_place:
-            self._add_apart(attended, columns)
-        elif self.total.may_wait and may_wait(attended):
-            self.queue.put(self.total, attended, columns)
-        else:
+        if self._in_place:
             self.total.add(attended, columns)
+        else:
+            self._add_apart(attended, columns)
+        self._count(running)
+
+    def _count(self, running: Pass) -> None:
         self.calls += 1
         if self.keep.steps.last:
             self.seen.clear()
         self.seen.append(running)
 
-    def _check_call(self, cells: int, running: Pass) -> None:
-        """Refuse a call whose cells are not the layer's grid, or a second one in a pass. In a
-        custom model, one module may be several layers."""
+    def _checked(self, attended: Attended, running: Pass) -> Columns:
+        """Return the kept key columns of a call, None for all; refuse one whose cells are not the
+        layer's grid, or a second one in a pass. In a custom model, one module may be several
+        layers."""
         if running.n_text and self.seen and self.seen[-1] is running:
             raise CaptureError(called_twice(self.layer.name))
-        self._check_grid(cells, running, "keys" if self._is_turned else "queries")
+        cells = attended.cells
+        if (running.latent_size, cells) != self._fitting:
+            self._check_grid(cells, running, "keys" if self._is_turned else "queries")
+        if not self.calls:
+            self._begin(attended, running.latent_size)
+        if self.layer.kind == "self" or self.keep.queries.cells is not None:
+            return None
+        columns = self.keep.tokens
+        if columns is not None and max(columns) >= attended.keys:
+            raise CaptureError(
+                f"Asked for token column {max(columns)} of {self.layer.name}, which has "
+                f"{attended.keys} (0 to {attended.keys - 1})."
+            )
+        return columns
 
     def _check_grid(self, cells: int, running: Pass, what: str) -> None:
         """Refuse a call whose queries or keys are not the cells of the layer's grid."""
         size = running.latent_size
-        if (size, cells) == self._fitting:
-            return
         grid = self._grid(size, cells)
         if math.prod(grid) == cells:
             self._fitting = size, cells
@@ -170,18 +186,6 @@ class RunningSum:
         each = math.prod(grid[1:])
         self._cells = tuple(frame * each + cell for frame in frames for cell in range(each))
         self.grid = (len(frames), *grid[1:])
-
-    def _columns(self, attended: Attended) -> Columns:
-        """Return the kept key columns, None for all."""
-        if self.layer.kind == "self" or self.keep.queries.cells is not None:
-            return None
-        columns = self.keep.tokens
-        if columns is not None and max(columns) >= attended.keys:
-            raise CaptureError(
-                f"Asked for token column {max(columns)} of {self.layer.name}, which has "
-                f"{attended.keys} (0 to {attended.keys - 1})."
-            )
-        return columns
 
     def check_owners(self) -> None:
         """Raise CaptureError if a row attended to another row's keys."""
@@ -248,6 +252,10 @@ class RunningSum:
         moved = keep.device is not None or keep.held_dtype != torch.float32
         apart = moved or keep.frames is not None
         return not (apart or keep.grad or keep.heads.each or keep.steps.each)
+
+    @cached_property
+    def _is_usual(self) -> bool:
+        return self._in_place and self.keep.among is None and not self._is_turned
 
     def map(self) -> Tensor:
         """Return ``[images, (steps,) (heads,) (frames,) rows, cols, tokens]``."""

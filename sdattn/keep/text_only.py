@@ -7,6 +7,7 @@ from typing import cast
 from ..follow.passes import Pass
 from ..look.attended import Attended
 from ..look.refined import Spreading
+from ..models.denoiser_call import Size
 from ..models.layers import AttentionLayer
 from .keep import Keep
 from .running_sums import RunningSum
@@ -22,10 +23,13 @@ class TextOnly(RunningSum):
     def __init__(self, layer: AttentionLayer, keep: Keep, spreading: Spreading):
         super().__init__(layer, keep)
         self.spreading = spreading
+        self.total.may_wait = False
 
     def add(self, attended: Attended) -> None:
         running = cast(Pass, self.running)
-        self._check_call(attended.cells, running)
-        columns = self._columns(attended)
+        columns = self._checked(attended, running)
         self.spreading.text.add(attended.add_to(None, columns) / attended.heads)
         self.seen.append(running)
+
+    def _begin(self, attended: Attended, size: Size | None) -> None:
+        """Hold nothing."""

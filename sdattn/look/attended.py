@@ -177,20 +177,15 @@ class Softmax(Attended):
 
 class Projected(Attended):
     """The softmax of what a plain layer's projections gave, query ``[B, N, heads*d]`` and key
-    ``[B, T, heads*d]``; ``rows`` of them, and heads, are taken only when they are asked for."""
+    ``[B, T, heads*d]``; nothing is computed before it is asked for."""
 
-    def __init__(self, query: Tensor, key: Tensor, heads: int, rows: Rows = ALL):
-        every, cells, _ = query.shape
-        batch = len(range(every)[rows]) if isinstance(rows, slice) else len(rows)
-        super().__init__(batch, heads, cells, key.shape[1])
+    def __init__(self, query: Tensor, key: Tensor, heads: int):
+        super().__init__(query.shape[0], heads, query.shape[1], key.shape[1])
         self.query = query
         self.key = key
-        self.rows = rows
 
     def of_rows(self, rows: Rows) -> Attended:
-        if self.rows == ALL:
-            return Projected(self.query, self.key, self.heads, rows)
-        return self.by_head.of_rows(rows)
+        return Projected(chosen_rows(self.query, rows), chosen_rows(self.key, rows), self.heads)
 
     def of_queries(self, queries: Columns) -> Attended:
         return self.by_head.of_queries(queries)
@@ -199,27 +194,23 @@ class Projected(Attended):
         return self.by_head.probs(heads, columns)
 
     def add_to(self, total: Tensor | None, columns: Columns) -> Tensor:
-        return self.by_head.add_to(total, columns)
+        total = new_sums(self, self.query, columns) if total is None else total
+        scale = 1 / math.sqrt(self.query.shape[2] // self.heads)
+        query = split_heads(self.query, self.heads)
+        add_softmax(total, query, split_heads(self.key, self.heads), None, scale, columns)
+        return total
 
     @cached_property
     def by_head(self) -> Softmax:
-        of_rows = (chosen_rows(one, self.rows) for one in (self.query, self.key))
-        query, key = (split_heads(one, self.heads) for one in of_rows)
+        query, key = (split_heads(one, self.heads) for one in (self.query, self.key))
         return Softmax(AttentionCall(query, key))
 
     @staticmethod
-    def joined(several: Sequence[Projected]) -> Softmax:
-        """Return several of one shape and of the same rows as one, row after row."""
-        heads = several[0].heads
-        rows = several[0].rows
-
-        def joined(tensors: list[Tensor]) -> Tensor:
-            of_rows = chosen_rows(torch.stack(tensors), rows, 1)  # [layers, B, N or T, heads*d]
-            by_head = of_rows.unflatten(-1, (heads, -1)).transpose(2, 3)
-            return by_head.reshape(-1, *by_head.shape[2:])
-
-        query = joined([one.query for one in several])
-        return Softmax(AttentionCall(query, joined([one.key for one in several])))
+    def joined(several: Sequence[Projected], rows: Rows) -> Projected:
+        """Return some rows of several of one shape as one, row after row."""
+        tensors = [one.query for one in several], [one.key for one in several]
+        query, key = (chosen_rows(torch.stack(of), rows, 1).flatten(0, 1) for of in tensors)
+        return Projected(query, key, several[0].heads)
 
 
 def softmax_of(call: AttentionCall, queries: slice = ALL, keys: slice = ALL) -> Attended:

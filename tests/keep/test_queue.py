@@ -51,10 +51,11 @@ def expected(unet, calls, name):
 
 @pytest.fixture
 def groups(monkeypatch):
-    """How many layers were computed together, each time."""
+    """How many layers were computed together, each time, where none is too large for that."""
+    monkeypatch.setattr(plain, "PART_ON_CPU", plain.PART)
     found = []
     joined = queue.Projected.joined
-    spy = staticmethod(lambda several: found.append(len(several)) or joined(several))
+    spy = staticmethod(lambda several, rows: found.append(len(several)) or joined(several, rows))
     monkeypatch.setattr(queue.Projected, "joined", spy)
     return found
 
@@ -77,6 +78,18 @@ def test_layers_that_are_computed_together_hold_their_own_maps(
     alone = [5, 5, 5] * (len(TIMES) - 1)
     assert groups == alone if bound > 60_000 else sum(groups) < sum(alone)
     assert bool(groups) == bool(bound)
+
+
+def test_layers_of_which_one_is_computed_at_a_time_are_not_copied_together(
+    unet, groups, monkeypatch
+):
+    of_one = 2 * 4 * 96 * 77  # probabilities of a layer of the second resolution
+    monkeypatch.setattr(plain, "PART_ON_CPU", 2 * of_one)
+    store, record = watched(unet)
+    assert groups == [5, 5] * (len(TIMES) - 1)
+    for name, calls in record.items():
+        found = store.maps[name].flatten(1, 2).double()
+        torch.testing.assert_close(found, expected(unet, calls, name), atol=1e-6, rtol=0)
 
 
 def test_rows_of_one_branch_are_chosen_when_they_are_computed(unet, groups):
