@@ -81,7 +81,8 @@ class RunningSum:
             self.rows_apart[kind] = before.fmax(apart) if before.shape == apart.shape else apart
         rows = running.kept or ALL
         # The usual case: one float32 sum over heads and steps. A plain layer's may wait.
-        if self._is_usual and running.frame_rows == 1 and self.total.may_wait and may_wait(attended):
+        is_usual = self._is_usual and running.frame_rows == 1 and self.total.may_wait
+        if is_usual and may_wait(attended):
             columns = self._checked(attended, running)
             self.queue.put(self.total, attended, rows, columns)
             self._count(running)

@@ -24,7 +24,7 @@ from ..look.joint import JointLook
 from ..look.joint_checks import check_backends
 from ..look.other_text import see_other_text
 from ..look.refined import Spreading
-from ..look.sources import see
+from ..look.sources import handed_over, may_hand_over, see
 from ..look.text_stream import TextStream
 from ..models.denoiser_call import is_compiled
 from ..models.layers import (
@@ -210,6 +210,9 @@ class Watch(Subscriber):
         if is_first:  # resolutions are known only now
             self.store.choose(self.selection, begun.latent_size)
         self.store.begin_pass(begun)
+        for layer, observer in self.observers:
+            if observer.look in (see, handed_over):
+                observer.look = handed_over if may_hand_over(observer, layer.module) else see
         if self.spreading is not None:
             self.spreading.begin_pass()
         if is_first and call is not None:

@@ -17,6 +17,7 @@ from ..errors import RunError
 ARRIVED = "to_out"  # the one whose input is seen
 INTO = "into "  # before the name of a projection whose input is seen too
 Projection = tuple[str, nn.Module | None]  # a projection by its name
+Seen = dict[str, list[Tensor]]  # projections' outputs, by name, a tensor per call
 
 
 def named(attn: Any, names: Sequence[str]) -> list[Projection]:
@@ -30,7 +31,7 @@ def output_projection(attn: Any) -> nn.Module | None:
     return to_out[0] if isinstance(to_out, nn.ModuleList) else to_out
 
 
-def query_and_key(seen: dict[str, list[Tensor]], inner: Any) -> tuple[Tensor, Tensor]:
+def query_and_key(seen: Seen, inner: Any) -> tuple[Tensor, Tensor]:
     """Return a layer's query and key ``[B, N or T, heads*d]`` from its projections' outputs; raise
     RuntimeError if the processor ``inner`` called none of them."""
     if "to_qkv" in seen:
@@ -65,24 +66,33 @@ class Projections:
     replaced (LoRA, fused projections), or a user's hook follows them and may change the output."""
 
     def __init__(self) -> None:
-        self._thread = get_ident()
+        self.thread = get_ident()
         self._parts: Sequence[Projection] = ()
         self._hooks: list[_Hook] = []
-        self.seen: dict[str, list[Tensor]] | None = None  # in the running call
+        self._outer: list[Seen | None] = []  # of a layer that runs again in its run (checkpointing)
+        self.seen: Seen | None = None  # in the running call
 
-    def during(self, parts: Sequence[Projection]) -> _During:
+    def during(self, parts: Sequence[Projection]) -> Projections:
         """Return a block to enter, which gives what these projections put out in it, by name, each
         call of them in order."""
-        # The usual call finds its hooks in place: registering them costs more than a small layer.
-        if parts != self._parts or not all([hook.is_last() for hook in self._hooks]):
+        if not self.are_seen(parts):
             self.remove()
             self._parts = parts
             self._hooks = [_Hook(self, *part) for part in parts if part[1] is not None]
-        return _During(self)
+        return self
 
-    def keep(self, name: str, given: Tensor) -> None:
-        if self.seen is not None and get_ident() == self._thread:
-            self.seen.setdefault(name, []).append(given)
+    def are_seen(self, parts: Sequence[Projection]) -> bool:
+        """Check whether hooks show what these projections give to the layer."""
+        # The usual call finds its hooks in place: registering them costs more than a small layer.
+        return parts == self._parts and all([hook.is_last() for hook in self._hooks])
+
+    def __enter__(self) -> Seen:
+        self._outer.append(self.seen)
+        self.seen = {}
+        return self.seen
+
+    def __exit__(self, *_: object) -> None:
+        self.seen = self._outer.pop()
 
     def remove(self) -> None:
         """Take the hooks out."""
@@ -90,23 +100,6 @@ class Projections:
             hook.handle.remove()
         self._parts = ()
         self._hooks = []
-
-
-class _During:
-    """A block in which a layer's projections are seen. A generator would take longer to enter and
-    to leave than the layer's hooks take."""
-
-    def __init__(self, projections: Projections):
-        self.projections = projections
-
-    def __enter__(self) -> dict[str, list[Tensor]]:
-        self.before = self.projections.seen  # of a layer that runs again in its run (checkpointing)
-        seen: dict[str, list[Tensor]] = {}
-        self.projections.seen = seen
-        return seen
-
-    def __exit__(self, *_: object) -> None:
-        self.projections.seen = self.before
 
 
 class _Hook:
@@ -122,7 +115,10 @@ class _Hook:
         self.handle = register(self)
 
     def __call__(self, _module: nn.Module, args: Any, output: Any = None) -> None:
-        self.owner.keep(self.name, args[0] if self.is_input else output)
+        owner = self.owner
+        if owner.seen is not None and get_ident() == owner.thread:
+            given = args[0] if self.is_input else output
+            owner.seen.setdefault(self.name, []).append(given)
 
     def __deepcopy__(self, _memo: dict[int, Any]) -> Any:
         """Return a hook that does nothing: the copy of a model is not watched."""

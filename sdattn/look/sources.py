@@ -19,7 +19,7 @@ Source: Ye et al. 2023, "IP-Adapter", equation 4; diffusers' transformer_wan.py,
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
@@ -30,13 +30,14 @@ from ..attention import HALF_TYPES, merge_heads, split_heads
 from ..attention.calls import AttentionCall
 from ..attention.controlled import ControlledProcessor
 from ..errors import RunError
-from ..models.denoiser_call import head_count
+from ..models.denoiser_call import head_count, innermost
 from .attended import Attended, Projected, SideBySide, softmax_of
 from .key_owners import pairs_of_call, rows_apart
 from .projections import (
     ARRIVED,
     INTO,
     Projection,
+    Seen,
     by_name,
     named,
     output_projection,
@@ -53,7 +54,6 @@ QUERY_KEY = ("to_q", "to_k", "to_kv", "to_qkv")  # projections; the last two are
 # Projections of a layer's keys and values of an image; the last is a fused one
 IMAGE = ("add_k_proj", "add_v_proj", "to_added_kv")
 LARGE = 1 << 20  # numbers in the hidden states; in smaller layers a watch costs more than it spares
-Seen = Mapping[str, Sequence[Tensor]]  # projections' outputs, by name, a tensor per call
 Used = tuple[Attended, Tensor]  # an attention, and what it makes of the values, [B, N, heads*d]
 
 
@@ -66,6 +66,31 @@ def see(
         return output, softmax_of(call)
     source = followed if is_plain(attn, inner) else witnessed
     return source(observer, inner, attn, *args, **kwargs)
+
+
+def may_hand_over(observer: Observer, attn: Any) -> bool:
+    """Check, before a pass, whether a layer's query and key are known by its projections alone in
+    each of its calls that :func:`handed_over` finds usual."""
+    inner = innermost(observer)
+    return (
+        not (observer.is_self or isinstance(inner, (ControlledProcessor, nn.Module)))
+        and is_plain(attn, inner)
+        and not _is_normed(attn)
+        and observer.projections.are_seen(named(attn, QUERY_KEY))
+    )
+
+
+def handed_over(
+    observer: Observer, inner: Any, attn: Any, *args: Any, **kwargs: Any
+) -> tuple[Any, Attended]:
+    """Do as :func:`see`, in a pass in which the layer :func:`may_hand_over`: what does not change
+    in a pass is not asked again for each layer."""
+    is_usual = len(args) == 1 and kwargs.get("attention_mask") is None
+    if not is_usual or _must_be_seen(args[0]):
+        return see(observer, inner, attn, *args, **kwargs)
+    with observer.projections as seen:
+        output = observer.inner(attn, *args, **kwargs)
+    return output, Projected(*query_and_key(seen, inner), attn.heads)
 
 
 def shown(
@@ -101,8 +126,7 @@ def followed(
     adapters = image_projections(inner) if isinstance(inner, nn.Module) else []
     calls: list[AttentionCall] = []
     with observer.projections.during([*named(attn, QUERY_KEY), *adapters]) as seen:
-        is_large = hidden.device.type == "cpu" and hidden.numel() >= LARGE
-        if is_large or replacement() is not None:  # it must be seen at work
+        if _must_be_seen(hidden):
             output = observer.watched(calls, SdpaWatch, attn, *args, **kwargs)
         else:
             output = observer.inner(attn, *args, **kwargs)
@@ -114,7 +138,7 @@ def followed(
     attended: Attended
     if call is not None:
         attended = softmax_of(call)
-    elif mask is None and getattr(attn, "norm_q", None) is getattr(attn, "norm_k", None) is None:
+    elif mask is None and not _is_normed(attn):
         attended = Projected(query, key, attn.heads)
     else:
         attended = softmax_of(projected_call(attn, query, key, mask))
@@ -149,6 +173,16 @@ def witnessed(
         attended.rows_apart = rows_apart(pairs)
     observer.check(gated(predicted, seen.get(GATES, ())), *arrived)
     return output, attended
+
+
+def _must_be_seen(hidden: Tensor) -> bool:
+    """Check whether the kernel must be seen at work."""
+    is_large = hidden.device.type == "cpu" and hidden.numel() >= LARGE
+    return is_large or replacement() is not None
+
+
+def _is_normed(attn: Any) -> bool:
+    return getattr(attn, "norm_q", None) is not None or getattr(attn, "norm_k", None) is not None
 
 
 def _exact(calls: Sequence[AttentionCall], shape: tuple[int, ...]) -> AttentionCall | None:

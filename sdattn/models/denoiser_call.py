@@ -123,8 +123,12 @@ class DenoiserCall:
 
 
 @lru_cache(64)
-def _signature(forward: Callable[..., object]) -> inspect.Signature:
-    return inspect.signature(forward)
+def _names(forwards: tuple[Callable[..., object], ...]) -> tuple[str, ...]:
+    """Return the names of arguments, without self, of the first forward that names them all."""
+    signatures = [inspect.signature(forward).parameters.values() for forward in forwards]
+    rest = inspect.Parameter.VAR_POSITIONAL
+    named = [one for one in signatures if all(p.kind is not rest for p in one)]
+    return tuple(parameter.name for parameter in (named or signatures)[0])[1:]
 
 
 def arguments(model: Model, args: tuple[object, ...], kwargs: Given) -> dict[str, Any]:
@@ -133,14 +137,10 @@ def arguments(model: Model, args: tuple[object, ...], kwargs: Given) -> dict[str
     Names come from the model's class: the object itself, or a subclass, may have a wrapping forward
     of ``(*args, **kwargs)`` (DeepCache, a timer).
     """
-    kinds = (kind for kind in type(unwrapped(model)).__mro__ if "forward" in vars(kind))
-    forwards = [_signature(vars(kind)["forward"]) for kind in kinds]
-    rest = inspect.Parameter.VAR_POSITIONAL
-    named = [one for one in forwards if all(p.kind is not rest for p in one.parameters.values())]
-    forward = (named or forwards)[0]
-    kwargs = {name: value for name, value in kwargs.items() if name in forward.parameters}
-    given = forward.bind_partial(model, *args, **kwargs).arguments
-    return {name: given[name] for name in list(given)[1:]}  # without self
+    classes = map(vars, type(unwrapped(model)).__mro__)
+    names = _names(tuple(names["forward"] for names in classes if "forward" in names))
+    given = {**dict(zip(names, args, strict=False)), **kwargs}
+    return {name: given[name] for name in names if name in given}
 
 
 def grid_of_patches(model: Model, given: Given, axes: tuple[int, ...] = ()) -> tuple[int, ...]:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import functools
 import inspect
+import os
 import sys
 from collections.abc import Iterator, MutableMapping
 from dataclasses import dataclass
-from pathlib import Path
 from types import CellType, CodeType, FrameType, FunctionType, MethodType
 from typing import Any, Literal
 
@@ -194,7 +194,7 @@ def _is_other_pipeline(frame: FrameType, pipeline: Pipeline) -> bool:
 def _place(frame: FrameType) -> str:
     code = frame.f_code
     name = getattr(code, "co_qualname", code.co_name)
-    return f"{name} ({Path(code.co_filename).name}, line {frame.f_lineno})"
+    return f"{name} ({os.path.basename(code.co_filename)}, line {frame.f_lineno})"
 
 
 def _library(frame: FrameType) -> str:
