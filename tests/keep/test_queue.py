@@ -101,25 +101,32 @@ def test_rows_of_one_branch_are_chosen_when_they_are_computed(unet, groups):
         torch.testing.assert_close(found, right, atol=1e-6, rtol=0)
 
 
-def test_a_layer_that_a_cache_skips_for_a_pass_is_left_out_of_its_group(unet):
-    """Two groups of other layers than before share no sums."""
-    layer = unet.get_submodule(UP)
-    forward = layer.forward
+@pytest.mark.parametrize("steps", ["mean", "last"])
+@pytest.mark.parametrize("skipped", [1, 4])
+def test_layers_that_a_cache_skips_are_left_out_of_their_group(unet, groups, steps, skipped):
+    """Two groups of other layers than before share no sums, nor does one that was alone."""
+    names = [layer.name for layer in find_layers(unet) if layer.kind == "cross"]
+    names = [name for name in names if unet.get_submodule(name).inner_dim == 8]
+    layers = [unet.get_submodule(name) for name in names[:skipped]]
     hooks, record = record_inputs(unet)
     warned = pytest.warns(CaptureWarning, match="did not run once in each of 4")
-    with torch.no_grad(), warned, capture(unet) as store:
+    with torch.no_grad(), warned, capture(unet, steps=steps) as store:
         for number in range(4):
             sample, text = inputs(seed=number)
-            if number == 2:
+            for layer in layers if number == 2 else ():
                 layer.forward = lambda hidden, *_, **__: hidden
             unet(sample, 900 - number, text)
-            layer.forward = forward
+            for layer in layers:
+                vars(layer).pop("forward", None)
     for hook in hooks:
         hook.remove()
-    record[UP].pop(2)  # its hook saw a call that attended to nothing
+    for name in names[:skipped]:
+        record[name].pop(2)  # its hook saw a call that attended to nothing
     for name, calls in record.items():
+        calls = calls[-1:] if steps == "last" else calls
         found = store.maps[name].flatten(1, 2).double()
         torch.testing.assert_close(found, expected(unet, calls, name), atol=1e-6, rtol=0)
+    assert groups == [5, 5, 5, *([4] * (skipped == 1)), 5, 5, 5, 5, 5]
 
 
 def written(unet, names, after):
