@@ -26,13 +26,12 @@ def add_softmax(
     scale: float,
     columns: Sequence[int] | None = None,
 ) -> None:
-    sums = total if columns is None else total.new_zeros(*total.shape[:2], key.shape[2])
-    for scores, rows, _ in _parts(query, key, mask, scale, sums.dtype):
+    for scores, rows, _ in _parts(query, key, mask, scale, total.dtype):
         shut = None if mask is None else scores.amax(-1, keepdim=True) == -math.inf
         probs = torch.softmax(scores, -1)  # in place it is slower on a CPU
-        rows.of(sums).add_((probs if shut is None else probs.masked_fill_(shut, 0.0)).sum(1))
-    if columns is not None:
-        total.add_(chosen(sums, -1, tuple(columns)))
+        probs = probs if shut is None else probs.masked_fill_(shut, 0.0)
+        shown = probs if columns is None else chosen(probs, -1, tuple(columns))
+        rows.of(total).add_(_over_heads(shown))
 
 
 def add_share(
@@ -50,7 +49,8 @@ def add_share(
     of_rows = logsumexp.to(total.dtype).unsqueeze(-1)  # [B, heads, N, 1]
     of_rows = of_rows.masked_fill(of_rows == -math.inf, 0.0)  # rows whose keys are all excluded
     for scores, rows, heads in _parts(query, key, mask, scale, total.dtype):
-        rows.of(total).add_(scores.sub_(rows.of(of_rows)[:, heads]).exp_().sum(1))
+        probs = scores.sub_(rows.of(of_rows)[:, heads]).exp_()
+        rows.of(total).add_(_over_heads(probs))
 
 
 def logsumexp(query: Tensor, key: Tensor, mask: Tensor | None, scale: float) -> Tensor:
@@ -119,6 +119,11 @@ def _parts(
 def at_a_time(device: torch.device) -> int:
     """Return how many probabilities are computed at a time."""
     return PART_ON_CPU if device.type == "cpu" else PART
+
+
+def _over_heads(probs: Tensor) -> Tensor:
+    """Return the sum over heads, ``[rows, N, T]``; of one it would be a copy."""
+    return probs.squeeze(1) if probs.shape[1] == 1 else probs.sum(1)
 
 
 def _folded(x: Tensor, heads: slice, dtype: torch.dtype) -> Tensor:

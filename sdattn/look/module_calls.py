@@ -34,12 +34,12 @@ from .multi_head import (
     may_fuse,
 )
 from .sdpa import PRODUCTS, TORCHS, SdpaWatch, factors_of
-from .sources import LARGE
 from .unknown_processors import agrees
 
 SOFTMAX = (torch.softmax, Tensor.softmax, nn.functional.softmax)
 LINEAR: Any = nn.functional.linear
 LOOKED_AT = frozenset({TORCHS, FUNCTION, LINEAR, *SOFTMAX, *PRODUCTS})
+LARGE = 1 << 20  # numbers in a query, of which a CPU computes the logsumexp slower than the kernel
 Shape = tuple[int, int]  # of scores or probabilities: how many numbers in all, and in a softmax
 
 

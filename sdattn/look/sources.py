@@ -2,8 +2,7 @@
 
 - `shown`: a processor of sdattn shows its call, as a controller left it.
 - `followed`: for diffusers' plain processors, whose formula is known, it follows from query and
-  key, which the layer's projections give. In large layers on the CPU the output's kernel gives the
-  logsumexp as well, which saves a softmax.
+  key, which the layer's projections give.
 - `witnessed`: for any other processor it is what made the output from the values, see
   :mod:`sdattn.look.unknown_processors`. If the kernel cannot be intercepted, it is
   softmax(QK^T), provided it reproduces the output.
@@ -26,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from ..attention import HALF_TYPES, merge_heads, split_heads
+from ..attention import merge_heads, split_heads
 from ..attention.calls import AttentionCall
 from ..attention.controlled import ControlledProcessor
 from ..errors import RunError
@@ -53,7 +52,6 @@ if TYPE_CHECKING:
 QUERY_KEY = ("to_q", "to_k", "to_kv", "to_qkv")  # projections; the last two are fused ones
 # Projections of a layer's keys and values of an image; the last is a fused one
 IMAGE = ("add_k_proj", "add_v_proj", "to_added_kv")
-LARGE = 1 << 20  # numbers in the hidden states; in smaller layers a watch costs more than it spares
 Used = tuple[Attended, Tensor]  # an attention, and what it makes of the values, [B, N, heads*d]
 
 
@@ -86,7 +84,7 @@ def handed_over(
     """Do as :func:`see`, in a pass in which the layer :func:`may_hand_over`: what does not change
     in a pass is not asked again for each layer."""
     is_usual = len(args) == 1 and kwargs.get("attention_mask") is None
-    if not is_usual or _must_be_seen(args[0]):
+    if not is_usual or replacement() is not None:
         return see(observer, inner, attn, *args, **kwargs)
     with observer.projections as seen:
         output = observer.inner(attn, *args, **kwargs)
@@ -122,30 +120,23 @@ def followed(
 ) -> tuple[Any, Attended]:
     """Run a plain processor; return its output and the call that follows from its query and key."""
     given = by_name(inner, args, kwargs)
-    hidden = given["hidden_states"]
     adapters = image_projections(inner) if isinstance(inner, nn.Module) else []
-    calls: list[AttentionCall] = []
     with observer.projections.during([*named(attn, QUERY_KEY), *adapters]) as seen:
-        if _must_be_seen(hidden):
-            output = observer.watched(calls, SdpaWatch, attn, *args, **kwargs)
-        else:
+        if replacement() is None:
             output = observer.inner(attn, *args, **kwargs)
+        else:  # it must be seen at work
+            output = observer.watched([], SdpaWatch, attn, *args, **kwargs)
     query, key = query_and_key(seen, inner)
+    states = given.get("encoder_hidden_states")
     mask = given.get("attention_mask")
-    call = None
-    if calls:
-        call = _exact(calls, (query.shape[0], attn.heads, query.shape[1], key.shape[1]))
     attended: Attended
-    if call is not None:
-        attended = softmax_of(call)
-    elif mask is None and not _is_normed(attn):
+    if mask is None and not _is_normed(attn):
         attended = Projected(query, key, attn.heads)
     else:
         attended = softmax_of(projected_call(attn, query, key, mask))
     if observer.is_self:
-        attended.rows_apart = rows_apart({"input": (given.get("encoder_hidden_states"), hidden)})
+        attended.rows_apart = rows_apart({"input": (states, given["hidden_states"])})
     if adapters:
-        states = given.get("encoder_hidden_states")
         attended = _beside_images(attended, attn, query, states, adapters, seen)
     return output, attended
 
@@ -175,21 +166,8 @@ def witnessed(
     return output, attended
 
 
-def _must_be_seen(hidden: Tensor) -> bool:
-    """Check whether the kernel must be seen at work."""
-    is_large = hidden.device.type == "cpu" and hidden.numel() >= LARGE
-    return is_large or replacement() is not None
-
-
 def _is_normed(attn: Any) -> bool:
     return getattr(attn, "norm_q", None) is not None or getattr(attn, "norm_k", None) is not None
-
-
-def _exact(calls: Sequence[AttentionCall], shape: tuple[int, ...]) -> AttentionCall | None:
-    """Return the only call, if its shape fits and its logsumexp is exact (no half type)."""
-    if len(calls) != 1 or calls[0].shape != shape or calls[0].query.dtype in HALF_TYPES:
-        return None
-    return calls[0] if calls[0].logsumexp is not None else None
 
 
 def image_projections(processor: Any) -> list[Projection]:

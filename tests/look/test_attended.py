@@ -14,7 +14,6 @@ from sdattn.attention.calls import AttentionCall, row_index
 from sdattn.attention.device_copies import DeviceCopies
 from sdattn.keep.recorders import Recorded
 from sdattn.look import attended as module
-from sdattn.look import sources
 from sdattn.look.attended import (
     AmongKeys,
     FramesTogether,
@@ -185,11 +184,3 @@ def test_a_logsumexp_belongs_to_all_keys():
     expected = (QUERY.double()[:, :, 2:5] @ KEY.double()[:, :, keys].mT / WIDTH**0.5).softmax(-1)
     torch.testing.assert_close(part.double(), expected, atol=1e-6, rtol=0)
     assert torch.equal(call.between(slice(2, 5)).logsumexp, call.logsumexp[:, :, 2:5])
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_a_kernels_logsumexp_in_a_half_type_is_not_exact(dtype):
-    call = AttentionCall(QUERY, KEY, logsumexp=torch.zeros(B, HEADS, N))
-    half = AttentionCall(QUERY.to(dtype), KEY.to(dtype), logsumexp=torch.zeros(B, HEADS, N))
-    assert sources._exact([call], (B, HEADS, N, T)) is call
-    assert sources._exact([half], (B, HEADS, N, T)) is None
