@@ -35,7 +35,7 @@ def spelled(text: str, command: Any) -> str:
         if is_call:
             known = _COMMANDS.get(name)
             return f"`sdattn {known}`" if known else f"`sdattn.{name}()` in Python"
-        if name == "capture_options" and literal:
+        if name == "capture_options" and literal and _KEPT.keys() >= set(_value(literal)):
             return " ".join(_KEPT[kept] for kept in _value(literal))
         if name in options:
             return _flag(options[name], literal) or named[0]

@@ -28,8 +28,8 @@ def swap(source: Prompt, target: Prompt) -> Tensor:
     if len(source.words) != len(target.words):
         raise InvalidValueError(
             f"Replacing goes word by word, and {source.text!r} has {len(source.words)} words, "
-            f"{target.text!r} has {len(target.words)}. Use refine, which aligns the words that "
-            "both share."
+            f"{target.text!r} has {len(target.words)}. `mode='refine'` (AttentionRefine) aligns "
+            "the words that both share."
         )
     pairs = [(a.columns, b.columns) for a, b in zip(source.words, target.words, strict=True)]
     # Words first. A word of three pieces that becomes one of two gives each of the new pieces half

@@ -39,7 +39,7 @@ from .unknown_processors import agrees
 SOFTMAX = (torch.softmax, Tensor.softmax, nn.functional.softmax)
 LINEAR: Any = nn.functional.linear
 LOOKED_AT = frozenset({TORCHS, FUNCTION, LINEAR, *SOFTMAX, *PRODUCTS})
-LARGE = 1 << 20  # numbers in a query, of which a CPU computes the logsumexp slower than the kernel
+LARGE = 1 << 20  # numbers in a query; in smaller ones the kernel's logsumexp saves a CPU nothing
 Shape = tuple[int, int]  # of scores or probabilities: how many numbers in all, and in a softmax
 
 

@@ -128,7 +128,8 @@ def _names(forwards: tuple[Callable[..., object], ...]) -> tuple[str, ...]:
     signatures = [inspect.signature(forward).parameters.values() for forward in forwards]
     rest = inspect.Parameter.VAR_POSITIONAL
     named = [one for one in signatures if all(p.kind is not rest for p in one)]
-    return tuple(parameter.name for parameter in (named or signatures)[0])[1:]
+    first = (named or signatures)[0]
+    return tuple(p.name for p in first if p.kind not in (rest, inspect.Parameter.VAR_KEYWORD))[1:]
 
 
 def arguments(model: Model, args: tuple[object, ...], kwargs: Given) -> dict[str, Any]:

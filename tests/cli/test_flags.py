@@ -60,6 +60,8 @@ def test_an_option_and_its_value_are_named_as_they_are_typed(command, error, typ
             "`generate()` with `capture_options={'steps': 'all', 'branch': 'both'}`",
             "`sdattn generate` with --keep steps --negative-maps",
         ),
+        ("pass `capture_options={'steps': 'all', 'layers': 'mid'}`",) * 2,
+        ("`mode='refine'` (AttentionRefine)", "--mode refine (AttentionRefine)"),
         ("choose another `folder`", "choose another --out"),
         ("`blend='it`s'`, `blend=\"it's\"`", "--blend 'it`s', --blend 'it'\"'\"'s'"),
         ("'seed=3 {seed} cat' is in /runs/mode='x', --out or capture()",) * 2,

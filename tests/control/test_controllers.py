@@ -165,7 +165,7 @@ SAME = read("a red cat", "a red cat")
         (
             lambda: AttentionReplace(read("a cat", "a red cat"), 4),
             ValueError,
-            "2 words, .* has 3. Use refine",
+            "2 words, .* has 3. `mode='refine'`",
         ),
         (
             lambda: AttentionReweight(SAME, 4, weights={"cat": float("inf")}),

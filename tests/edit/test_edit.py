@@ -203,7 +203,11 @@ def test_a_second_order_scheduler_is_counted_in_passes():
 @pytest.mark.parametrize(
     ("changes", "error", "message"),
     [
-        ({"target": "a cat", "mode": "replace"}, ValueError, "3 words, 'a cat' has 2. Use refine"),
+        (
+            {"target": "a cat", "mode": "replace"},
+            ValueError,
+            "3 words, 'a cat' has 2. `mode='refine'`",
+        ),
         ({"target": SOURCE}, ValueError, "nothing to edit"),
         ({"target": []}, ValueError, "at least one target"),
         ({"target": " "}, ValueError, "is empty"),
