@@ -14,6 +14,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from helpers.storages import clear_memory
 
 import sdattn
 from sdattn.models.demos import DEMOS, demo_named
@@ -77,6 +78,7 @@ def test_an_index_gets_absolute_links(monkeypatch):
 )
 @pytest.mark.filterwarnings("ignore::ResourceWarning")  # webdataset leaves files open
 def test_blocks_run(page, tmp_path, monkeypatch):
+    clear_memory()  # another test's run may be there
     monkeypatch.chdir(tmp_path)
     for demo in map(demo_named, DEMOS):
         monkeypatch.setitem(demo.settings, "num_inference_steps", 4)

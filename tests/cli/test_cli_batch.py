@@ -11,6 +11,7 @@ import fsspec
 import pytest
 from helpers.command_lines import said
 from helpers.demo_words import THING
+from helpers.storages import clear_memory
 from helpers.tiers import tiered
 
 from sdattn.batch.request import Outcome, Request
@@ -75,7 +76,7 @@ def test_an_address_that_cannot_be_reached_is_refused_in_a_line(
 
 @pytest.mark.slow
 def test_a_run_in_a_storage_at_the_command_line(invoke, model):
-    fsspec.filesystem("memory").store.clear()
+    clear_memory()
     Path("in.txt").write_text("a cat\nred\n")
     run = "memory://bucket/run"
     options = ("--model", model, "--steps", "1", "--device", "cpu", "--batch-size", "1")
