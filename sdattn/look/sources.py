@@ -2,7 +2,8 @@
 
 - `shown`: a processor of sdattn shows its call, as a controller left it.
 - `followed`: for diffusers' plain processors, whose formula is known, it follows from query and
-  key, which the layer's projections give.
+  key, which the layer's projections give. `handed_over` is the same with its facts looked at once a
+  pass.
 - `witnessed`: for any other processor it is what made the output from the values, see
   :mod:`sdattn.look.unknown_processors`. If the kernel cannot be intercepted, it is
   softmax(QK^T), provided it reproduces the output.

@@ -86,7 +86,7 @@ def test_a_kernel_that_is_replaced_in_the_middle_of_a_pass_is_refused(tiny_unet,
 
 
 @torch.no_grad()
-def test_a_processor_in_a_layer_that_handed_over_must_still_call_its_projections(tiny_unet):
+def test_a_projection_that_is_replaced_in_the_middle_of_a_pass_is_refused(tiny_unet):
     layer = tiny_unet.get_submodule(MID)
     with pytest.raises(RuntimeError, match="did not call the layer's own to_q and to_k"):
         with capture(tiny_unet):
