@@ -24,12 +24,12 @@ from sdattn import inspect_attention
 from sdattn.files.terminal import shorter
 from sdattn.loading.index import read_index, without_weights
 from sdattn.loading.locating import download, find_model
-from sdattn.look.inspection import AttentionTable
-from sdattn.look.proposal import InspectedCall, Proposal, folded
 from sdattn.models.attention_layer import Kind, Place
 from sdattn.models.denoiser_call import holds_processor, unwrapped
 from sdattn.models.families import PAGE, claimed, closest
 from sdattn.models.family import Joined
+from sdattn.unknown.inspection import AttentionTable
+from sdattn.unknown.proposal import InspectedCall, Proposal, folded
 
 _READ = (TEXT, "hidden_states", "timestep")  # by default, see Family.names
 _OPEN = (  # fields that no call of the model shows, and where they are to be read

@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from .errors import SdattnError as SdattnError
     from .follow.passes import CaptureWarning as CaptureWarning
     from .loading.pipelines import load_pipeline as load_pipeline
-    from .look.inspection import inspect_attention as inspect_attention
     from .maps.by_place import aggregate_attention as aggregate_attention
     from .maps.capture import MapStore as MapStore
     from .maps.capture import capture as capture
@@ -55,6 +54,7 @@ if TYPE_CHECKING:
     from .runs.generation import generate as generate
     from .runs.imagerun import ImageRun as ImageRun
     from .runs.run import Run as Run
+    from .unknown.inspection import inspect_attention as inspect_attention
 
 # Module of each public name; "" is a module of this package. Loaded on first use, so that the
 # import is light and the command line starts before torch does.
@@ -91,7 +91,7 @@ _PUBLIC = {
     "figures": "",
     "generate": "runs.generation",
     "heatmaps": "maps.from_stores",
-    "inspect_attention": "look.inspection",
+    "inspect_attention": "unknown.inspection",
     "knockout": "control.knockouts",
     "load_pipeline": "loading.pipelines",
     "load_run": "runs.folder",

@@ -27,6 +27,7 @@ ROOMS = (  # top to bottom; docs/contributing/index.md shows the same list
     "control",
     "maps",
     "inversion",
+    "unknown",
     "keep",
     "look",
     "follow",

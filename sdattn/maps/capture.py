@@ -15,10 +15,10 @@ from ..keep.budget import Budget
 from ..keep.capture import watch_model
 from ..keep.keep import Heads, Keep, Selection, Steps
 from ..keep.map_store import CapturedMaps
-from ..keep.unknown import watch_unknown
 from ..look.output_space import Space
 from ..models.layers import LayerSelection
-from ..models.told import Grid
+from ..unknown.told import Grid
+from ..unknown.watching import watch_unknown
 from .from_stores import heatmaps
 from .heatmap import Heatmap
 from .heatmaps import Heatmaps

@@ -7,9 +7,9 @@ import math
 from ..attention import merge_heads
 from ..attention.calls import AttentionCall
 from ..attention.core import level_grids
+from ..look.attended import Attended, Projected, softmax_of
 from ..models.denoiser_call import Size
-from ..models.told import LEVELS, Placed
-from .attended import Attended, Projected, softmax_of
+from .told import LEVELS, Placed
 
 
 def by_head(call: AttentionCall, batch: int, size: Size) -> AttentionCall | str:

@@ -327,7 +327,7 @@ def test_an_interrupt_inside_leaves_the_next_call_whole():
 
 @torch.no_grad()
 def test_a_capture_around_another_is_no_kernel(monkeypatch):
-    monkeypatch.setattr("sdattn.look.module_calls.LARGE", 0)  # a logsumexp is asked for
+    monkeypatch.setattr("sdattn.unknown.module_calls.LARGE", 0)  # a logsumexp is asked for
     model = made(Attention())
     with sdattn.capture(model, **TOLD) as outer, sdattn.capture(model, **TOLD) as inner:
         model(image(2), text(2))

@@ -23,7 +23,9 @@ from torch import Tensor, nn
 from ..attention import merge_heads
 from ..attention.calls import UNKNOWN, AttentionCall
 from ..follow.installer import Installation, in_backward
-from .dispatched import hidden_backend, watching
+from ..look.dispatched import hidden_backend, watching
+from ..look.sdpa import PRODUCTS, TORCHS, SdpaWatch, factors_of
+from ..look.unknown_processors import agrees
 from .multi_head import (
     FUNCTION,
     call_of_encoder_layer,
@@ -33,8 +35,6 @@ from .multi_head import (
     is_multi_head,
     may_fuse,
 )
-from .sdpa import PRODUCTS, TORCHS, SdpaWatch, factors_of
-from .unknown_processors import agrees
 
 SOFTMAX = (torch.softmax, Tensor.softmax, nn.functional.softmax)
 LINEAR: Any = nn.functional.linear

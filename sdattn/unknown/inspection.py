@@ -23,9 +23,9 @@ from ..attention.core import level_grids
 from ..errors import InvalidTypeError, InvalidValueError
 from ..models.attention_layer import Kind
 from ..models.denoiser_call import Size, unwrapped
-from ..models.told import LEVELS, arguments_by_name
 from .dry_run import Tokens, tokens_seen, with_other
 from .proposal import InspectedCall, Proposal, propose
+from .told import LEVELS, arguments_by_name
 
 # Arguments that hold a text's states or ids, by the names that models give them; the first counts
 TEXT_NAMES = (
@@ -90,7 +90,7 @@ def inspect_attention(
         >>> print(table)  # the calls, and the line to type               # doctest: +SKIP
         >>> with sdattn.capture(unet, **table.proposal.options) as store:  # doctest: +SKIP
 
-    The model is called three times without gradient, see :mod:`sdattn.look.inspection`; its
+    The model is called three times without gradient, see :mod:`sdattn.unknown.inspection`; its
     parameters and buffers, and the random numbers that follow, are as before.
 
     Args:

@@ -12,11 +12,11 @@ from torch import Tensor
 
 from ..attention.core import level_grids
 from ..errors import InvalidValueError, OptionError, refuse
-from .attention_layer import AttentionLayer, Kind
-from .denoiser_call import DenoiserCall, Size, Timestep, arguments
-from .family import Family
-from .pipeline import Given, Model
-from .values import whole
+from ..models.attention_layer import AttentionLayer, Kind
+from ..models.denoiser_call import DenoiserCall, Size, Timestep, arguments
+from ..models.family import Family
+from ..models.pipeline import Given, Model
+from ..models.values import whole
 
 Text = slice | Tensor | str
 Grid = Sequence[int] | Callable[[Mapping[str, Any]], Sequence[int]]

@@ -19,10 +19,11 @@ from ..follow.installer import Installation
 from ..follow.pass_options import Guidance
 from ..follow.pass_reader import PassReader
 from ..follow.passes import CaptureWarning, Pass
+from ..keep.keep import Keep
+from ..keep.map_store import CapturedMaps
+from ..keep.running_sums import RunningSum
 from ..look.attended import FramesTogether
-from ..look.module_calls import ModuleCalls, SeenCall
 from ..look.sdpa import kernel_name, no_softmax
-from ..look.told_calls import attended_by, by_head
 from ..models.denoiser_call import unwrapped
 from ..models.families import listed
 from ..models.layers import (
@@ -33,10 +34,9 @@ from ..models.layers import (
     fits_any,
     select_layers,
 )
-from ..models.told import Placed, ToldFamily, told_family
-from .keep import Keep
-from .map_store import CapturedMaps
-from .running_sums import RunningSum
+from .module_calls import ModuleCalls, SeenCall
+from .told import Placed, ToldFamily, told_family
+from .told_calls import attended_by, by_head
 
 Store = TypeVar("Store", bound=CapturedMaps)
 

@@ -17,7 +17,7 @@ from ..attention.core import grid_text, level_grids
 from ..errors import InvalidValueError
 from ..models.attention_layer import Kind
 from ..models.denoiser_call import Size
-from ..models.told import LEVELS, ToldFamily, told_family
+from .told import LEVELS, ToldFamily, told_family
 
 PATCHES = (1, 2, 4, 8, 16)
 
