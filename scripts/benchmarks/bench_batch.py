@@ -208,10 +208,9 @@ def plan(prompts: Path) -> None:
     """Print the seconds and MB of planning a list."""
     from sdattn.batch.plan import make_plan
     from sdattn.batch.request import Request
-    from sdattn.loading.options import LoadingOptions
-    from sdattn.loading.outline import outline
+    from sdattn.loading.pipelines import load_pipeline
 
-    pipe = outline("demo", LoadingOptions())
+    pipe = load_pipeline("demo", device="cpu")
     make_plan(Request(prompts, limit=10), pipe).close()  # imports what is needed
     forget_peak("cpu")
     before, start = peak_bytes("cpu"), time.process_time()

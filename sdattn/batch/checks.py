@@ -45,7 +45,7 @@ class Job:
 def check_items(
     pipe: Pipeline, items: Iterable[Item], defaults: Options
 ) -> tuple[list[Job], list[BadLine]]:
-    """Return the jobs, and the items that a pipeline or its outline cannot draw; ``defaults`` are
+    """Return the jobs, and the items that a pipeline cannot draw; ``defaults`` are
     for options that an item does not have."""
     return Checks(pipe, defaults).check(list(items))
 

@@ -57,7 +57,7 @@ def engine_for(request: Request) -> Engine:
     devices = [] if request.engine == "ray" else worker_devices(request)
     if len(devices) == 1:
         return ThisProcess(request)
-    forget_pipeline()  # the plan of a model without an outline needed it
+    forget_pipeline()  # the plan needed it; its workers have their own
     return Processes(request, devices) if devices else RayTasks(request)
 
 

@@ -234,7 +234,7 @@ def make_plan(request: Request, pipe: Pipeline, tell: Tell = lambda *_: None) ->
     """Read and check a request's list, and divide its items into shards.
 
     Args:
-        pipe: the pipeline that will draw, or its outline.
+        pipe: the pipeline that will draw.
         tell: called with the lines checked, good and bad ones, after each part of the list.
 
     Raises:

@@ -21,11 +21,9 @@ from ..files.version import versions
 from ..files.writing import sha256
 from ..loading.devices import checked_device
 from ..loading.digests import digest
-from ..loading.outline import outline
 from ..maps.presets import preset_for, preset_of
 from ..maps.requirements import capture_settings
 from ..models.facts import makes_videos
-from ..models.pipeline import Pipeline
 from ..runs.editrun import EditRun
 from ..runs.imagerun import ImageRun
 from ..runs.info import FORMAT as RUN_FORMAT
@@ -153,12 +151,13 @@ def _draw_first(request: Request, plan: Plan) -> tuple[float, list[Files]]:
 @contextmanager
 def _planned(request: Request) -> Iterator[Plan]:
     """Yield the plan of a request's input; report its bad lines, and refuse it if none is good."""
-    if request.engine == "local":  # Ray's workers have other devices and packages
+    if request.engine == "local":
         request.loading.check(request.model, checked_device(request.device))
-    pipe: Pipeline | None = outline(request.model, request.loading)
-    if pipe is None:  # a model without an outline
-        device = "cpu" if request.engine == "ray" else worker_devices(request)[0]
-        pipe = load(replace(request, device=device)).pipe
+        here = replace(request, device=worker_devices(request)[0])
+    else:  # Ray's workers have other devices and packages
+        loading = replace(request.loading, quantization=None, offload=None)
+        here = replace(request, device="cpu", loading=loading)
+    pipe = load(here).pipe
     request.parts(videos=makes_videos(pipe))  # or refuse
     capture_settings(pipe, preset_for(pipe, request.preset), (), request.options)
     with Progress(None, is_shown=request.progress) as progress:

@@ -75,9 +75,8 @@ def _index_of(model: str, revision: str | None, config: str | None) -> Given:
     if path.is_dir():
         return read_object(path / "model_index.json")
     from .single_files import settings_name
-    from .weight_files import read_weights
 
-    return _index_of(config or settings_name(read_weights(path)), None, None)
+    return _index_of(config or settings_name(path), None, None)
 
 
 def _opened(model: str) -> tuple[Path, Given]:

@@ -10,10 +10,10 @@ from ..models.families import family_of, listed
 from ..models.family import Family
 from ..models.layers import what_it_holds
 from ..models.pipeline import Given
+from .file_errors import loading_errors
 from .index import as_dtype, check_variant, home_of, read_index, without_weights
 from .lora import check_takes_lora
 from .options import BITS, LoadingOptions
-from .weight_files import loading_errors
 
 
 @dataclass(frozen=True)

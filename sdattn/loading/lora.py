@@ -14,12 +14,14 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves
 
-from ..errors import OptionError
+from ..errors import InvalidValueError, OptionError
 from ..files.terminal import shorter
 from ..models.pipeline import Pipeline
-from .lora_files import checked_file
+from .file_errors import loading_errors
+from .locating import needs_the_hub
 from .options import LoadingOptions
-from .weight_files import loading_errors
+
+_STANDARD = "pytorch_lora_weights.safetensors"
 
 
 @dataclass(frozen=True)
@@ -39,8 +41,34 @@ def check_takes_lora(kind: type, options: LoadingOptions) -> None:
 
 
 def read_loras(options: LoadingOptions) -> list[Lora]:
-    """Return the LoRAs of the options; raise ValueError for a file that is unsafe to load."""
-    return [Lora(path, scale, checked_file(path)) for path, scale in options.adapters()]
+    """Return the LoRAs of the options, fetched if necessary; raise ValueError if there is no file,
+    or several without diffusers' name, OSError if the hub cannot be reached."""
+    return [Lora(path, scale, _file(path)) for path, scale in options.adapters()]
+
+
+def _file(path: str) -> Path:
+    here = Path(path).expanduser()
+    if here.is_file():
+        return here
+    import huggingface_hub
+
+    what = f"the LoRA {path!r}, which is not a local file,"
+    if here.is_dir():
+        names = [file.name for file in here.iterdir()]
+    else:
+        with needs_the_hub(what):
+            names = huggingface_hub.list_repo_files(path)
+    files = sorted(name for name in names if name.endswith(".safetensors"))
+    if _STANDARD not in files and len(files) != 1:
+        content = f"several .safetensors files ({', '.join(files[:3])}…)" if files else "none"
+        raise InvalidValueError(
+            f"The LoRA {path} should be one .safetensors file, and it has {content}. Pass the file."
+        )
+    name = _STANDARD if _STANDARD in files else files[0]
+    if here.is_dir():
+        return here / name
+    with needs_the_hub(what):
+        return Path(huggingface_hub.hf_hub_download(path, name))
 
 
 def load_loras(pipe: Pipeline, loras: Sequence[Lora]) -> None:
@@ -99,6 +127,8 @@ def _check_reached(pipe: Pipeline, lora: Lora, name: str) -> None:
     # diffusers drops the differences of Wan's norms, which are zeros in most files
     lost = [key for key in lost if ".diff" not in key or tensors[key].any()]
     lost = lost or [key for key, value in held.items() if value.is_meta]
+    if not tensors:
+        raise OptionError("lora", lora.path, "it holds no tensor. Pass a LoRA of this model.")
     if lost:
         text = (
             f"{len(lost)} of its {len(tensors)} tensors are missing, not finite, or without a "

@@ -16,7 +16,6 @@ from .lora import load_loras, read_loras
 from .options import LoadingOptions, note_options
 from .quiet import no_notices
 from .single_files import load_single_file, settings_folder
-from .weight_files import read_weights
 
 
 @known_options(torch_dtype="dtype")
@@ -91,10 +90,9 @@ def load_pipeline(
     loras = read_loras(options)  # before the model's weights, which take long
     half = device.type == "cuda"
     if path is not None and path.is_file():
-        file = read_weights(path)
-        folder = PipelineFolder.judged(settings_folder(file, options.config), options)
+        folder = PipelineFolder.judged(settings_folder(path, options.config), options)
         with named_errors(folder.path):
-            pipe = load_single_file(file, folder, folder.dtype(dtype, half))
+            pipe = load_single_file(path, folder, folder.dtype(dtype, half))
     else:
         here = path or download(str(model), variant=variant, revision=revision)
         pipe = _load_folder(PipelineFolder.judged(here, options), dtype, half)

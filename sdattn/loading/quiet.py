@@ -45,7 +45,7 @@ def no_notices() -> Iterator[None]:
 
 @contextmanager
 def only_errors() -> Iterator[None]:
-    """Show no progress bar, and only errors in the log: loading reports the rest again."""
+    """Show no progress bar, and only errors in the log."""
     from diffusers.utils import logging as of_diffusers
     from transformers.utils import logging as of_transformers
 

@@ -5,7 +5,6 @@ folder: the one that is passed, else the one that diffusers names for such a fil
 """
 
 import inspect
-import re
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -14,40 +13,40 @@ from torch import nn
 
 from ..errors import AccessError, InvalidValueError, OptionError
 from ..models.pipeline import Pipeline
+from .file_errors import loading_errors
 from .folder import PipelineFolder
 from .index import as_dtype, check_whole
 from .locating import needs_the_hub
-from .weight_files import WeightFile, loading_errors
 
-_DENOISER = "model.diffusion_model."
-_LORA = re.compile(r"\.lora|^lora_")
 _SETTINGS = ["*.json", "*.txt", "*.model"]  # files of a folder on the hub, without its weights
 _VOCABULARIES = ("tokenizer.json", "vocab.json")  # either will do
+_WHAT = "a checkpoint"
+_ANEW = "Get it again, or pass a diffusers folder."
 _ADVICE = (
     "Pass a whole checkpoint of the family that these settings are for, or the diffusers folder of "
     "the model."
 )
 
 
-def settings_folder(file: WeightFile, config: str | None) -> Path:
+def settings_folder(file: Path, config: str | None) -> Path:
     """Return the folder with the settings for a checkpoint: ``config``, or the one that diffusers
     names, fetched. Raise ValueError if the file is not a checkpoint or there are no settings,
     OSError if ``config`` cannot be fetched."""
-    _check_kind(file)
+    tensors = _header(file)
     if config is not None:
         here = Path(config).expanduser()
         return here if here.is_dir() else _fetched(config)
     try:
-        return _fetched(settings_name(file))
+        return _fetched(_settings_name(file, tensors))
     except AccessError as error:
         raise InvalidValueError(
-            f"{file.path} holds no settings for its models, and the ones that diffusers names for "
+            f"{file} holds no settings for its models, and the ones that diffusers names for "
             f"it cannot be fetched. {error} Pass `config`: the folder of a model of the same "
             "family that diffusers saved (its weights are not needed), or its hub id."
         ) from error
 
 
-def load_single_file(file: WeightFile, folder: PipelineFolder, dtype: torch.dtype) -> Pipeline:
+def load_single_file(file: Path, folder: PipelineFolder, dtype: torch.dtype) -> Pipeline:
     """Return the pipeline of a checkpoint, on the CPU; raise ValueError if diffusers cannot read
     it, a weight is missing or not finite, or the tokenizer has another vocabulary."""
     kind = folder.kind
@@ -61,10 +60,10 @@ def load_single_file(file: WeightFile, folder: PipelineFolder, dtype: torch.dtyp
     if "requires_safety_checker" in inspect.signature(kind).parameters:
         parts["requires_safety_checker"] = False  # the file has none
     what = f"a {kind.__name__} with the settings of {folder.path}"
-    with loading_errors(file.path, what, _ADVICE):
+    with loading_errors(file, what, _ADVICE):
         try:
             pipe = kind.from_single_file(
-                str(file.path),
+                str(file),
                 config=str(folder.path),
                 local_files_only=True,
                 **parts,
@@ -72,46 +71,50 @@ def load_single_file(file: WeightFile, folder: PipelineFolder, dtype: torch.dtyp
             )
         except NotImplementedError as error:  # weights that stay on torch's meta device
             raise InvalidValueError(
-                f"The file {file.path} lacks some of its weights. Get it again."
+                f"The file {file} lacks some of its weights. Get it again."
             ) from error
         models = {k: part for k, part in pipe.components.items() if isinstance(part, nn.Module)}
-        check_whole(file.path, models)
-        _check_finite(file.path, models, dtype)
+        check_whole(file, models)
+        _check_finite(file, models, dtype)
         if folder.options.tokenizer is not None:
             _exchange_tokenizers(pipe, folder.options.tokenizer)
     return pipe
 
 
-def _check_kind(file: WeightFile) -> None:
-    """Refuse files of other things, and single parts of a pipeline."""
-    from diffusers.loaders.single_file_utils import is_clip_model_in_single_file
-    from transformers import CLIPTextModel
-
-    has_denoiser = any(name.startswith(_DENOISER) for name in file.entries)
-    if not has_denoiser and any(_LORA.search(name) for name in file.entries):
-        raise InvalidValueError(
-            f"{file.path} holds a LoRA ({file.told()}), not a checkpoint. Pass it as `lora`, with "
-            "its model."
-        )
-    missing = [] if has_denoiser else ["the denoiser"]
-    if not is_clip_model_in_single_file(CLIPTextModel, file.entries):
-        missing.append("the text encoder")
-    if missing:
-        raise InvalidValueError(
-            f"{file.path} holds {file.told()}, but not {' and '.join(missing)} of a checkpoint "
-            "that diffusers reads. Pass the whole checkpoint, or a diffusers folder."
-        )
-
-
-def settings_name(file: WeightFile) -> str:
+def settings_name(file: Path) -> str:
     """Return the hub id that diffusers names for such a file."""
+    return _settings_name(file, _header(file))
+
+
+def _settings_name(file: Path, tensors: Mapping[str, torch.Tensor]) -> str:
     from diffusers.loaders.single_file_utils import fetch_diffusers_config
 
-    with loading_errors(file.path, "a checkpoint", "Get it again, or pass a diffusers folder."):
-        tensors = {
-            name: torch.empty(entry.shape, device="meta") for name, entry in file.entries.items()
-        }
+    with loading_errors(file, _WHAT, _ANEW):
         return str(fetch_diffusers_config(tensors)["pretrained_model_name_or_path"])
+
+
+def _header(file: Path) -> dict[str, torch.Tensor]:
+    """Return a checkpoint's tensors without their values; raise ValueError if the file is not
+    safetensors, or has no text encoder, which diffusers would take from the settings' folder."""
+    from diffusers.loaders.single_file_utils import is_clip_model_in_single_file
+    from safetensors import safe_open
+    from transformers import CLIPTextModel
+
+    if file.suffix != ".safetensors":  # diffusers decides by it how to read the file
+        raise InvalidValueError(
+            f"{file} does not end in .safetensors. Pickled checkpoints are not read, since they "
+            "can run code; convert them to safetensors first."
+        )
+    tensors = {}
+    with loading_errors(file, _WHAT, _ANEW), safe_open(file, framework="pt") as opened:
+        for name in opened.keys():  # noqa: SIM118
+            tensors[name] = torch.empty(opened.get_slice(name).get_shape(), device="meta")
+    if not is_clip_model_in_single_file(CLIPTextModel, tensors):
+        raise InvalidValueError(
+            f"{file} has no text encoder that diffusers reads. Pass the whole checkpoint, or a "
+            "diffusers folder; a LoRA is passed as `lora`, with its model."
+        )
+    return tensors
 
 
 def _fetched(name: str) -> Path:

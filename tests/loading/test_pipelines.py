@@ -4,8 +4,9 @@ import json
 
 import pytest
 import torch
+from diffusers import DDPMPipeline, DiffusionPipeline, UNet2DModel
 from helpers.matrix import ROWS, WAYS, few_are_quick
-from helpers.tiny_pipelines import make_pipeline
+from helpers.tiny_pipelines import make_pipeline, make_scheduler
 from helpers.transformer_rows import sana, sd3
 from safetensors.torch import save_file
 
@@ -47,7 +48,7 @@ def test_a_pipeline_that_was_saved_without_a_part_loads_without_it(tmp_path):
         ("demo-mmdt", FileNotFoundError, "Did you mean 'demo-mmdit'"),
         ("empty", ValueError, "without model_index.json"),
         ("pickle.ckpt", ValueError, "Pickled checkpoints are not read"),
-        ("lora.safetensors", ValueError, "holds 1 tensors.*not the denoiser"),
+        ("lora.safetensors", ValueError, "has no text encoder"),
     ],
 )
 def test_a_model_that_cannot_be_loaded_is_told(tmp_path, monkeypatch, model, error, message):
@@ -90,3 +91,58 @@ def test_sizes_are_those_that_the_pipeline_makes(row):
 def test_an_image_that_would_be_cut_is_refused():
     with pytest.raises(ValueError, match="another size"):
         sdattn.generate(sana(), "a red cat", use_resolution_binning=True)
+
+
+@pytest.mark.slow
+def test_a_folder_that_cannot_be_loaded_is_told(tmp_path):
+    folder = tmp_path / "unconditional"
+    unet = UNet2DModel(
+        block_out_channels=(8, 8),
+        down_block_types=("DownBlock2D",) * 2,
+        up_block_types=("UpBlock2D",) * 2,
+        norm_num_groups=1,
+    )
+    DDPMPipeline(unet, make_scheduler()).save_pretrained(folder)
+    with pytest.raises(TypeError):
+        load_pipeline(folder, device="cpu")
+
+    folder = tmp_path / "unknown"
+    make_pipeline().save_pretrained(folder)
+    index = folder / "model_index.json"
+    said = index.read_text()
+    index.write_text(said.replace("StableDiffusionPipeline", "NoSuchPipeline"))
+    with pytest.raises(ValueError, match="NoSuchPipeline"):
+        load_pipeline(folder, device="cpu")
+    index.write_text(said.replace("UNet2DConditionModel", "NoSuchModel"))
+    with pytest.raises(AttributeError, match="NoSuchModel"):
+        load_pipeline(folder, device="cpu")
+    index.write_text(said)
+    (folder / "unet" / "config.json").unlink()
+    with pytest.raises(OSError, match=r"config\.json"):
+        load_pipeline(folder, device="cpu")
+
+
+@pytest.mark.slow
+def test_a_model_of_the_hub_keeps_its_name(tmp_path, monkeypatch):
+    make_pipeline().save_pretrained(tmp_path)
+    asked = []
+
+    def download(name, **options):
+        asked.append((name, options))
+        return str(tmp_path)
+
+    monkeypatch.setattr(DiffusionPipeline, "download", download)
+    loaded = load_pipeline("owner/name", device="cpu")
+    of_its_own = {"variant": None, "revision": None}
+    options = {"use_safetensors": True, "trust_remote_code": False, **of_its_own}
+    assert asked == [("owner/name", options)]
+    assert loaded.name_or_path == "owner/name"
+
+
+def test_the_hub_s_folder_is_judged_like_any_other(tmp_path, monkeypatch):
+    make_pipeline().save_pretrained(tmp_path)
+    index = tmp_path / "model_index.json"
+    index.write_text(index.read_text().replace('"transformers"', '"pathlib"'))
+    monkeypatch.setattr(DiffusionPipeline, "download", lambda *_, **__: str(tmp_path))
+    with pytest.raises(ValueError, match="asks for code"):
+        load_pipeline("owner/name", device="cpu")

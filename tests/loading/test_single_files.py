@@ -17,7 +17,6 @@ from safetensors.torch import save_file
 
 import sdattn
 from sdattn import load_pipeline
-from sdattn.loading.outline import outline
 
 MADE = {"sd1": sd1, "sd2": sd2, "sdxl": sdxl, "refiner": refiner}
 UNET, CLIP = "model.diffusion_model.", "cond_stage_model.transformer.text_model."
@@ -74,7 +73,6 @@ def test_a_single_file_loads_draws_and_is_captured(name, save, settings):
     assert run.heatmaps[0].words == ("a", "red", "cat")
     assert run.info[0]["model"] == str(path)
     assert run.info[0]["loading"] == {"config": str(settings[name])}
-    assert outline(path) is None
 
 
 @pytest.mark.slow
@@ -235,11 +233,9 @@ HOSTILE = {
     "a scalar for a convolution": ({FIRST: torch.tensor(1.0)}, "conv_in"),
     "one axis for a matrix": ({KEYS: torch.zeros(64)}, "shape"),
     "no elements": ({KEYS: torch.zeros(64, 0)}, "shape"),
-    "whole numbers": ({KEYS: torch.zeros(64, 64, dtype=torch.int64)}, "I64"),
     "a state within": ({"state_dict": torch.zeros(3)}, "cannot be loaded"),
     "NaN alone": ({KEYS: torch.full((64, 64), math.nan)}, "not finite"),
     "one infinity": ({f"{CLIP}final_layer_norm.bias": torch.full((64,), math.inf)}, "not finite"),
-    "scales of 8 bits": ({"scaled_fp8": torch.zeros(2)}, "scales"),
     "no keys": ({KEYS: None}, "lack"),
     "no first norm": ({f"{CLIP}final_layer_norm.weight": None}, "lack"),
     "no positions": ({f"{CLIP}embeddings.position_embedding.weight": None}, "text encoder"),
@@ -271,40 +267,28 @@ def test_a_checkpoint_without_a_part_is_refused_and_no_weights_are_the_folders(
     weights = tiny(name)
     for part in PARTS[name]:
         path = save({key: held for key, held in weights.items() if not key.startswith(part)})
-        with pytest.raises(ValueError, match=r"tiny.safetensors.*(not the|missing|lack|CLIP)"):
+        told = r"tiny.safetensors.*(no text encoder|cannot be loaded|lack)"
+        with pytest.raises(ValueError, match=told):
             load_pipeline(path, device="cpu", config=settings[name])
 
 
 OTHERS = {
-    "a LoRA": ({"unet.down_blocks.0.to_q.lora_A.weight": (2, 8)}, "holds a LoRA.*lora"),
-    "kohya's LoRA": ({"lora_unet_down_blocks_0_to_q.lora_down.weight": (2, 8)}, "holds a LoRA"),
-    "a ControlNet": ({"control_model.time_embed.0.weight": (8, 8)}, "not the denoiser"),
-    "a VAE": ({"encoder.conv_in.weight": (8, 3, 3, 3)}, "not the denoiser"),
-    "a text encoder": ({f"{CLIP}embeddings.position_embedding.weight": (77, 8)}, "the denoiser"),
-    "a FLUX transformer": ({"double_blocks.0.img_attn.norm.key_norm.scale": (8,)}, "denoiser"),
-    "a UNet": ({FIRST: (8, 4, 3, 3)}, "not the text encoder"),
-    "no name": ({"": (8,)}, "not the denoiser"),
-    "nothing": ({}, "no tensor"),
+    "a LoRA": ({"unet.down_blocks.0.to_q.lora_A.weight": (2, 8)}, "no text encoder.*`lora`"),
+    "a VAE": ({"encoder.conv_in.weight": (8, 3, 3, 3)}, "no text encoder"),
+    "a text encoder": ({f"{CLIP}embeddings.position_embedding.weight": (77, 8)}, "`config`"),
+    "a UNet": ({FIRST: (8, 4, 3, 3)}, "no text encoder"),
+    "nothing": ({}, "no text encoder"),
 }
 
 
 @pytest.mark.parametrize("case", OTHERS)
-def test_files_of_other_things_are_told_apart(save, settings, case):
+def test_files_of_other_things_are_refused(save, settings, case):
     shapes, noun = OTHERS[case]
     path = save({name: torch.zeros(shape) for name, shape in shapes.items()})
     with pytest.raises(ValueError, match=rf"tiny.safetensors.*{noun}"):
         load_pipeline(path, device="cpu")
     with pytest.raises(ValueError, match=r"tiny.safetensors"):
         load_pipeline(path, device="cpu", config=settings["sd1"])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("number", [2_500, 30_000])
-def test_more_blocks_than_any_model_are_refused_before_they_are_compared(save, number):
-    """diffusers compares each block's name with all names, which takes minutes."""
-    path = save({f"{UNET}input_blocks.{i}.x": torch.zeros(0) for i in range(number)})
-    with pytest.raises(ValueError, match=r"tiny.safetensors.*more than any model"):
-        load_pipeline(path, device="cpu")
 
 
 def long_header(size, document=b"{}"):
@@ -358,7 +342,7 @@ def test_pickles_are_refused_unread(save, settings, tmp_path):
     with pytest.raises(ValueError, match=r"renamed.ckpt.*does not end in .safetensors"):
         load_pipeline(tmp_path / "renamed.ckpt", device="cpu", config=settings["sd1"])
     torch.save(tiny("sd1"), tmp_path / "model.safetensors")
-    with pytest.raises(ValueError, match=r"model.safetensors is not"):
+    with pytest.raises(ValueError, match=r"model.safetensors cannot be loaded"):
         load_pipeline(tmp_path / "model.safetensors", device="cpu", config=settings["sd1"])
 
 

@@ -17,10 +17,8 @@ from safetensors.torch import load_file
 
 import sdattn
 from scripts.moving import goes_right
-from sdattn.loading.outline import outline
 from sdattn.loading.pipelines import LENT
 from sdattn.models.demos import DEMOS, HOME, demo_named, demo_of
-from sdattn.models.facts import default_frames
 from sdattn.models.layers import find_layers
 from sdattn.runs.report import report
 
@@ -180,17 +178,6 @@ def test_it_can_be_loaded_in_another_type():
         half = sdattn.load_pipeline("demo-mmdit", device="cpu", dtype=torch.bfloat16)
     parts = [one for one in half.components.values() if isinstance(one, torch.nn.Module)]
     assert {one.dtype for one in parts} == {torch.bfloat16}
-
-
-@pytest.mark.parametrize("name", ["demo-mmdit", "demo-video"])
-def test_its_outline_needs_no_weights(pipes, name):
-    found = outline(name)
-    assert demo_of(found) is demo_named(name)
-    assert all(one.is_meta for one in denoiser_of(found).state_dict().values())
-    names = [[one.name for one in find_layers(denoiser_of(pipe))] for pipe in (found, pipes[name])]
-    assert names[0] == names[1]
-    if name == "demo-video":
-        assert default_frames(found) == default_frames(pipes[name]) == 8
 
 
 @pytest.mark.parametrize("name", MODELS)
