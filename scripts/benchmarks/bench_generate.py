@@ -27,7 +27,7 @@ from sdattn.maps.presets import PRESETS, Preset
 from .machine import processor_name
 
 PROMPT = "a red circle on the left of a blue square"
-# what the default of joint attention was before scripts.evaluation.joint_search chose another
+# what the default of joint attention was before demos.evaluation.joint_search chose another
 FORMER = replace(PRESETS["joint"], steps=(0.5, 1.0), depth=None, sharpen=5.0)
 
 

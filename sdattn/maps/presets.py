@@ -171,7 +171,7 @@ class Preset:
 
 
 _ALL = (
-    # Its accuracy is measured by scripts/evaluation/evaluate_heatmaps.py: the way up, on grids
+    # Its accuracy is measured by demos/evaluation/evaluate_heatmaps.py: the way up, on grids
     # fine enough to point with, once the image has formed.
     Preset("default", ("up",), or_all=True, least_cells=16, steps=(0.5, 1.0)),
     Preset(
@@ -200,7 +200,7 @@ _ALL = (
     # in SD3-medium block 9 of 24, counted from 0, and step 20 of 28: the eighth from the end
     Preset("seg4diff", ("double",), depth=9 / 24, steps=(0.7, 0.76), words="mean"),
     Preset("rescaled", ("double", "single"), rescale=True),
-    # For joint attention, the cheapest that scripts/evaluation/joint_search.py cannot tell from the
+    # For joint attention, the cheapest that demos/evaluation/joint_search.py cannot tell from the
     # best, on a model of six blocks. Spread maps have a wide slope around their object; raised to
     # the fifth power, half of their range is a good place to cut.
     Preset(

@@ -43,7 +43,7 @@ from .settings import Explained
 from .watched import Order, check_images, warn_of_unlearnt
 
 # Of the training schedule: where the model looks by default. With flow matching none points better
-# than these either, see scripts/evaluation/evaluate_explained.py.
+# than these either, see demos/evaluation/evaluate_explained.py.
 TIMESTEPS = (0.05, 0.15, 0.25)
 
 # What is free in a run that draws: here the image decides, or nothing is drawn at all.

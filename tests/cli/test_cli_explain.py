@@ -11,7 +11,7 @@ from helpers.command_lines import said
 from helpers.demo_words import THING
 from PIL import Image
 
-from scripts.scenes.shapes import random_scene
+from demos.scenes.shapes import random_scene
 from sdattn import load_run
 from sdattn.files.images import open_image
 from sdattn.runs.explaining import explain

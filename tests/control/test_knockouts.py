@@ -12,8 +12,8 @@ from helpers.transformer_rows import pixart, sd3
 from PIL import Image
 
 import sdattn
-from scripts.scenes.grounds import PLAIN
-from scripts.scenes.sprites import colour_of
+from demos.scenes.grounds import PLAIN
+from demos.scenes.sprites import colour_of
 from sdattn import CaptureError, TorchAttnProcessor
 from sdattn.control import knockouts as causes
 from sdattn.models.layers import find_denoiser

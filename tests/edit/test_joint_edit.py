@@ -151,7 +151,7 @@ def test_the_demo_changes_what_is_named_and_keeps_the_other(tmp_path):
     pipe.set_progress_bar_config(disable=True)
     source, target = "a red circle left of a blue square", "a red circle left of a blue star"
     run = edit(pipe, source, target, seed=1)
-    from scripts.scene_checker import find_objects
+    from demos.scene_checker import find_objects
 
     found = [{(one.colour, one.shape) for one in find_objects(image)} for image in run.images]
     assert found[0] == {("red", "circle"), ("blue", "square")}

@@ -1,7 +1,7 @@
 """ComfyUI's side of a sampler's run, as its core calls wrappers and attention functions.
 
-``scripts/comfy_live`` runs the core itself and compares: the same wrappers are called in the same
-order with the same arguments, and the attention functions with the same keys of
+``integrations/comfyui/live`` runs the core itself and compares: the same wrappers are called in
+the same order with the same arguments, and the attention functions with the same keys of
 ``transformer_options``.
 """
 

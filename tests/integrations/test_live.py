@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-SCRIPT = Path(__file__).parents[2] / "scripts" / "comfy_live"
+SCRIPT = Path(__file__).parents[2] / "integrations" / "comfyui" / "live"
 CORE = os.environ.get("COMFY_CORE", "")
 MODELS = (
     "sd15",

@@ -10,7 +10,7 @@ from helpers.small_images import new_image
 from PIL import Image
 
 import sdattn
-from scripts.scenes.shapes import random_scene
+from demos.scenes.shapes import random_scene
 from sdattn.inversion.images import encode
 from sdattn.inversion.invert import invert, psnr
 from sdattn.inversion.schedules import Flow

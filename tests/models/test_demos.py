@@ -16,7 +16,7 @@ from helpers.demo_words import PROMPT, THING, THIRD, needs_sprites
 from safetensors.torch import load_file
 
 import sdattn
-from scripts.moving import goes_right
+from demos.moving import goes_right
 from sdattn.loading.pipelines import LENT
 from sdattn.models.demos import DEMOS, HOME, demo_named, demo_of
 from sdattn.models.layers import find_layers

@@ -12,7 +12,7 @@ from helpers.tiers import tiered
 from helpers.tiny_pipelines import make_sdxl_pipeline, small_pipeline
 from PIL import Image
 
-from scripts.scenes.emoji import random_scene
+from demos.scenes.emoji import random_scene
 from sdattn import capture, generate, load_run
 from sdattn.errors import OptionError
 from sdattn.inversion.images import fit

@@ -10,7 +10,7 @@ from helpers.small_images import new_image
 from helpers.tiers import tiered
 from PIL import Image
 
-from scripts.scenes.shapes import random_scene
+from demos.scenes.shapes import random_scene
 from sdattn.inversion.images import encode
 from sdattn.runs.explaining import explain
 

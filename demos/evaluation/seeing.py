@@ -22,10 +22,10 @@ from numpy.typing import NDArray
 from PIL import Image
 
 import sdattn
+from scripts.benchmarks.machine import machine_name
 from sdattn import Heatmap, Heatmaps
 from sdattn.models.demos import DEMOS, RECORD
 
-from ..benchmarks.machine import machine_name
 from ..scene_checker import SIDE, find_objects, match
 from ..scenes import emoji, shapes
 from ..scenes.shapes import DIRECTIONS, Word, holds

@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import nn
 
-from scripts.training import fit, record
-from scripts.training.fit import Fit, note
+from demos.training import fit, record
+from demos.training.fit import Fit, note
 
 pytestmark = pytest.mark.slow
 

@@ -65,7 +65,7 @@ class Oracle:
         """Return the means over calls and heads by place and grid, float64 ``[images, N, T]``.
 
         Args:
-            name: of the model, in :data:`scripts.comfy_live.models.MODELS`.
+            name: of the model, in :data:`live.models.MODELS`.
             latent: shape of the latent, [B, C, rows, cols].
             texts: columns of the text of this kind; more, repeated, if batched with a longer one.
             kind: 0 for the positive text, 1 for the negative.

@@ -1,11 +1,11 @@
 """A model's heatmaps under a protocol that a paper has published, on the data set that you have.
 
-    python -m scripts.evaluation.evaluate_published --protocol voc-single --data VOC2012 \
+    python -m demos.evaluation.evaluate_published --protocol voc-single --data VOC2012 \
         --model owner/name --preset daam
 
 Prints the paper's own number as its script computes it beside the correct one, and writes all of
 them, with the options and the versions, as JSON. The data sets are their authors'; where to get
-them and what lies in their folders is said in `scripts.evaluation.published.data`.
+them and what lies in their folders is said in `demos.evaluation.published.data`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""scripts/evaluation/evaluate_guiding.py, with runs whose images and maps are known."""
+"""demos/evaluation/evaluate_guiding.py, with runs whose images and maps are known."""
 
 import json
 from types import SimpleNamespace
@@ -7,9 +7,9 @@ import pytest
 import torch
 from PIL import Image
 
-from scripts.evaluation import evaluate_guiding
-from scripts.evaluation.seeing import Subject, see_shapes
-from scripts.scenes import shapes
+from demos.evaluation import evaluate_guiding
+from demos.evaluation.seeing import Subject, see_shapes
+from demos.scenes import shapes
 
 
 @pytest.fixture

@@ -8,9 +8,9 @@ import torch
 from PIL import Image
 from torch import nn
 
-from scripts.scenes.emoji import Scene, Thing, random_scene
-from scripts.scenes.sprites import nouns
-from scripts.sprite_checker import (
+from demos.scenes.emoji import Scene, Thing, random_scene
+from demos.scenes.sprites import nouns
+from demos.sprite_checker import (
     asked_for,
     find_things,
     true_labels,

@@ -9,9 +9,9 @@ from helpers.tiny_pipelines import make_pipeline
 from PIL import Image
 from sklearn.metrics import accuracy_score, average_precision_score, confusion_matrix, jaccard_score
 
-from scripts.evaluation import evaluate_published
-from scripts.evaluation.published import data, protocols
-from scripts.evaluation.published.scores import (
+from demos.evaluation import evaluate_published
+from demos.evaluation.published import data, protocols
+from demos.evaluation.published.scores import (
     IGNORED,
     Confusion,
     ap_of_both,

@@ -6,7 +6,7 @@ runs, see :mod:`sdattn.look.refined`. The scenes with even numbers choose: of th
 IoU and pointing, of shape and of colour words, are within the interval of the best, the cheapest.
 The scenes with odd numbers are for what is reported of it.
 
-python -m scripts.evaluation.joint_search --scenes 120 --noises 2 --seed 2027
+python -m demos.evaluation.joint_search --scenes 120 --noises 2 --seed 2027
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ import torch
 from torch import Tensor
 
 import sdattn
+from scripts.benchmarks.machine import processor_name
 from sdattn.follow.run_part import RunPart
 from sdattn.look.attended import Columns
 from sdattn.look.refined import Refined
@@ -37,7 +38,6 @@ from sdattn.models.layers import find_layers
 from sdattn.models.pipeline_call import call_pipeline, images_of
 from sdattn.models.reading import read_prompts
 
-from ..benchmarks.machine import processor_name
 from .images import Asked, Sample, batches, said, samples, seeds_of, unseen_scenes
 from .measures import pointed
 from .records import SPLITS, Records, read_image, split_of

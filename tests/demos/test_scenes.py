@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from PIL import Image, ImageFilter
 
-from scripts.scene_checker import find_objects, match
-from scripts.scenes import emoji
-from scripts.scenes.shapes import (
+from demos.scene_checker import find_objects, match
+from demos.scenes import emoji
+from demos.scenes.shapes import (
     SHAPES,
     Scene,
     SceneObject,

@@ -8,19 +8,19 @@ import torch
 from helpers.tiny_pipelines import make_pipeline
 from safetensors.torch import save_file
 
-from scripts.evaluation import evaluate_heatmaps
-from scripts.evaluation.images import Sample
-from scripts.evaluation.measures import (
+from demos.evaluation import evaluate_heatmaps
+from demos.evaluation.images import Sample
+from demos.evaluation.measures import (
     LEVELS,
     average_precision,
     interval,
     rank_correlation,
     score,
 )
-from scripts.evaluation.records import KINDS, Records, read_image
-from scripts.evaluation.seeing import Subject, as_composed, function_peak, maps_of
-from scripts.scenes.emoji import Scene, Thing, random_scene
-from scripts.sprite_checker import Segmenter
+from demos.evaluation.records import KINDS, Records, read_image
+from demos.evaluation.seeing import Subject, as_composed, function_peak, maps_of
+from demos.scenes.emoji import Scene, Thing, random_scene
+from demos.sprite_checker import Segmenter
 from sdattn import Heatmaps
 from sdattn.maps.masks import otsu
 from sdattn.models.demos import RECORD

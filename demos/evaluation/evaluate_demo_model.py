@@ -5,8 +5,8 @@ Images are read by a checker that knows nothing of the model, ``scene_checker`` 
 objects that the checker found. Each part is kept in ``--work`` as it ends; run again, the command
 goes on where it stopped.
 
-    python -m scripts.evaluation.evaluate_demo_model --checker build/checker/checker.safetensors
-    python -m scripts.evaluation.evaluate_demo_model --sheet sheet.png  # 24 images, nothing else
+    python -m demos.evaluation.evaluate_demo_model --checker build/checker/checker.safetensors
+    python -m demos.evaluation.evaluate_demo_model --sheet sheet.png  # 24 images, nothing else
 """
 
 from __future__ import annotations

@@ -4,10 +4,10 @@ import pytest
 import torch
 from helpers.transformer_rows import sd3
 
-from scripts.evaluation.images import unseen_scenes
-from scripts.evaluation.joint import drawn
-from scripts.evaluation.seeing import Subject, see_shapes
-from scripts.scenes.shapes import random_scene
+from demos.evaluation.images import unseen_scenes
+from demos.evaluation.joint import drawn
+from demos.evaluation.seeing import Subject, see_shapes
+from demos.scenes.shapes import random_scene
 from sdattn import generate
 
 pytestmark = pytest.mark.slow

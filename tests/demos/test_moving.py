@@ -8,16 +8,16 @@ import torch
 from PIL import Image
 
 import sdattn
-from scripts.evaluation.evaluate_demo_video import judge, summarise
-from scripts.evaluation.seeing import as_composed
-from scripts.moving import (
+from demos.evaluation.evaluate_demo_video import judge, summarise
+from demos.evaluation.seeing import as_composed
+from demos.moving import (
     FRAMES,
     LONGEST,
     SHORTEST,
     MovingScene,
     goes_right,
 )
-from scripts.scenes.emoji import CELLS, Scene, Thing
+from demos.scenes.emoji import CELLS, Scene, Thing
 from sdattn import Heatmaps
 from sdattn.files.videos import Video
 from sdattn.maps.aggregation import aggregate

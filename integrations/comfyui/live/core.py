@@ -7,7 +7,7 @@ import sys
 import types
 from pathlib import Path
 
-NODES = Path(__file__).parents[2] / "integrations" / "comfyui"
+NODES = Path(__file__).parents[1]
 # What the core's modules name but this script never runs: image and sound processing.
 STAND_INS = (
     "torchvision",

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from scripts.scenes.emoji import Scene, random_scene
-from scripts.scenes.grounds import DEFAULT, GROUNDS, PLACES, draw_ground
-from scripts.scenes.shapes import DIRECTIONS
-from scripts.scenes.sprites import coloured
+from demos.scenes.emoji import Scene, random_scene
+from demos.scenes.grounds import DEFAULT, GROUNDS, PLACES, draw_ground
+from demos.scenes.shapes import DIRECTIONS
+from demos.scenes.sprites import coloured
 
 pytestmark = pytest.mark.slow
 

@@ -1,8 +1,8 @@
 """Where should explain() look in an image that is there already? Images that the script draws,
 with exact masks, noised to one timestep after another, to several of them, and inverted.
 
-    python -m scripts.evaluation.evaluate_explained
-    python -m scripts.evaluation.evaluate_explained --solvers 20   # how near inversions come back
+    python -m demos.evaluation.evaluate_explained
+    python -m demos.evaluation.evaluate_explained --solvers 20   # how near inversions come back
 
 The scenes are those that training never saw. Half of them (even numbers) are for choosing, the
 others for what is reported of the choice. The maps at several timesteps are the means of those at

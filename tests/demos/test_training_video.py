@@ -4,7 +4,7 @@ what is written."""
 import pytest
 import torch
 
-from scripts.training.motion import (
+from demos.training.motion import (
     assemble,
     new_adapter,
     video_loss,

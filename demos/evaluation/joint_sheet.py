@@ -1,6 +1,6 @@
 """A sheet of the MM-DiT's images with the maps of two words, way by way.
 
-python -m scripts.evaluation.joint_sheet
+python -m demos.evaluation.joint_sheet
 """
 
 from __future__ import annotations

@@ -6,8 +6,8 @@ of the run that drew the image; a checker that knows nothing of the model says w
 and how much of the object lies in the box. Each case is kept in ``--work`` as it ends; run again,
 the command goes on where it stopped.
 
-    python -m scripts.evaluation.evaluate_guiding --checker build/checker/checker.safetensors
-    python -m scripts.evaluation.evaluate_guiding --model demo-mmdit --work build/guiding-mmdit
+    python -m demos.evaluation.evaluate_guiding --checker build/checker/checker.safetensors
+    python -m demos.evaluation.evaluate_guiding --model demo-mmdit --work build/guiding-mmdit
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ The sets are npm packages of SVG bodies, fetched with ``npm pack`` and unpacked 
         mkdir $name && tar xzf $(npm pack --silent @iconify-json/$name) -C $name
     done
     pip install resvg_py
-    python -m scripts.scenes.make_sprites FOLDER
+    python -m demos.scenes.make_sprites FOLDER
 
 Each drawing is cut to its outline and scaled so that its longer side fills a square of ``SIDE``
 pixels: a sprite's size in a scene is then the size of what is seen.

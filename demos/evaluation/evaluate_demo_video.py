@@ -6,7 +6,7 @@ al. 2016) is played frame by frame: is the highest cell of a word's map in this 
 object in this frame? Beside it stands the same game with one map for all frames, their mean, which
 shows how much of it a map that stands still would get.
 
-    python -m scripts.evaluation.evaluate_demo_video --checker build/checker/checker.safetensors
+    python -m demos.evaluation.evaluate_demo_video --checker build/checker/checker.safetensors
 """
 
 from __future__ import annotations

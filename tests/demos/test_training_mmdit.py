@@ -6,7 +6,7 @@ import pytest
 import torch
 from diffusers import FlowMatchEulerDiscreteScheduler
 
-from scripts.training.mmdit import (
+from demos.training.mmdit import (
     flow_loss,
     new_transformer,
 )

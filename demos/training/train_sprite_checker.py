@@ -6,8 +6,8 @@ are. It is measured on other scenes, of the part that is held out from models. W
 ``--unseen-hands`` it never sees one drawing of each noun, and is measured on scenes of just those:
 this says how far it goes by what a thing is, not by which drawing it knows.
 
-    python -m scripts.training.train_sprite_checker --work build/checker
-    python -m scripts.training.train_sprite_checker --work build/checker-unseen --unseen-hands
+    python -m demos.training.train_sprite_checker --work build/checker
+    python -m demos.training.train_sprite_checker --work build/checker-unseen --unseen-hands
 """
 
 from __future__ import annotations

@@ -7,8 +7,8 @@ import re
 import numpy as np
 import pytest
 
-from scripts.scenes.make_sprites import SETS, attributions
-from scripts.scenes.sprites import (
+from demos.scenes.make_sprites import SETS, attributions
+from demos.scenes.sprites import (
     ATTRIBUTIONS,
     COLOURABLE,
     COLOURS,

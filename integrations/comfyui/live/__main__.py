@@ -1,9 +1,9 @@
 """Run the nodes for ComfyUI through its own core, on a CPU, with tiny random weights.
 
-    python scripts/comfy_live ../ComfyUI --install         # once: the core's packages, in a venv
-    python scripts/comfy_live ../ComfyUI                   # every check on every model
-    python scripts/comfy_live ../ComfyUI maps --model flux
-    python scripts/comfy_live ../ComfyUI overhead --device cuda
+    python integrations/comfyui/live ../ComfyUI --install   # once: the core's packages, in a venv
+    python integrations/comfyui/live ../ComfyUI             # every check on every model
+    python integrations/comfyui/live ../ComfyUI maps --model flux
+    python integrations/comfyui/live ../ComfyUI overhead --device cuda
 
 Checks: ``double`` (the double in tests/ is called as the core calls), ``maps`` (latents are equal,
 maps are the softmax in float64), ``places`` (of text and image, by what changes), ``columns``
@@ -13,6 +13,7 @@ maps are the softmax in float64), ``places`` (of text and image, by what changes
 """
 
 import argparse
+import importlib.util
 import logging
 import os
 import subprocess
@@ -23,8 +24,11 @@ import venv
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-ROOT = HERE.parents[1]
-sys.path[:0] = [str(HERE.parent), str(ROOT)]
+ROOT = HERE.parents[2]
+sys.path.insert(0, str(ROOT))
+# Not by sys.path: the folder above has a nodes.py, as ComfyUI's core has.
+found = importlib.util.spec_from_file_location("live", HERE / "__init__.py")
+sys.modules["live"] = importlib.util.module_from_spec(found)
 CHECKS = ("double", "maps", "places", "columns", "scenarios", "workflows")
 NOT_INSTALLED = {  # no build for a CPU beside torch's, or not needed by the core itself
     "torch",
@@ -74,8 +78,8 @@ def embeddings():
 
 def run(name, checks, folder):
     """Run checks on one model; return how many failed."""
-    from comfy_live import checks as known
-    from comfy_live import models, scenarios, workflows
+    from live import checks as known
+    from live import models, scenarios, workflows
 
     failed = 0
     model = models.make(name, embeddings())
@@ -126,7 +130,7 @@ def main():
         rest = [argument for argument in sys.argv[1:] if argument != "--install"]
         os.execv(python, [str(python), str(HERE), *rest])
     logging.getLogger().setLevel(logging.ERROR)
-    from comfy_live import core, models, overhead, workflows
+    from live import core, models, overhead, workflows
 
     core.load(home, asked.device)
     print(f"ComfyUI {core.version()}", flush=True)
