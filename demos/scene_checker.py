@@ -84,13 +84,13 @@ def match(scene: Scene, found: list[Found]) -> tuple[Found, ...] | None:
 
     def agreement(chosen: tuple[Found, ...]) -> tuple[int, bool]:
         pairs = zip(chosen, scene.objects, strict=True)
-        shapes = sum(thing.shape == wanted.shape for thing, wanted in pairs)
+        shapes = sum(thing.shape == expected.shape for thing, expected in pairs)
         places = [thing.centre for thing in chosen]
         return shapes, scene.relation is None or holds(scene.relation, *places)
 
-    wanted = [thing.colour for thing in scene.objects]
-    choices = permutations(found, len(wanted))
-    fitting = [chosen for chosen in choices if [thing.colour for thing in chosen] == wanted]
+    expected = [thing.colour for thing in scene.objects]
+    choices = permutations(found, len(expected))
+    fitting = [chosen for chosen in choices if [thing.colour for thing in chosen] == expected]
     return max(fitting, key=agreement, default=None)
 
 

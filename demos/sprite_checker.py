@@ -2,7 +2,7 @@
 
 - ``Segmenter`` names each cell of an image; ``train_sprite_checker`` trains one on drawn scenes.
 - ``find_things`` makes objects of that; ``asked_for`` compares them with a scene.
-- ``confusion`` and ``overlap`` measure the segmenter itself, for every figure that rests on it.
+- ``confusion`` and ``overlap`` measure the segmenter itself, for every figure that depends on it.
 
 It knows nothing of the model that made an image, nor of what was asked for.
 """
@@ -165,11 +165,11 @@ class Verdict:
 
 def asked_for(scene: Scene, found: list[Found]) -> Verdict:
     """Return how the things that were found compare with a scene."""
-    wanted = [thing.noun for thing in scene.objects]
+    expected = [thing.noun for thing in scene.objects]
     there = {thing.noun: thing for thing in found}
-    if sorted(wanted) != sorted(thing.noun for thing in found):
+    if sorted(expected) != sorted(thing.noun for thing in found):
         return Verdict(False, None, (), ())
-    things = tuple(there[noun] for noun in wanted)
+    things = tuple(there[noun] for noun in expected)
     stands = None
     if scene.relation not in (None, "and"):
         stands = holds(scene.relation, *(thing.centre for thing in things))

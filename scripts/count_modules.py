@@ -128,7 +128,7 @@ def main() -> None:
     pipe.set_progress_bar_config(disable=True)
     counts |= {"generate()": of_generate(pipe), "a layer's call": of_layer(pipe)}
     for name, count in counts.items():
-        print(f"{name}: {len(count.modules)} modules, at most {TARGETS[name]} wanted;", end=" ")
+        print(f"{name}: {len(count.modules)} modules, at most {TARGETS[name]} allowed;", end=" ")
         print(f"{sum(count.calls.values()):,} calls, {count.between:,} from another module")
         if names:
             print("  " + ", ".join(one.removeprefix("sdattn.") for one in count.modules))

@@ -70,7 +70,7 @@ class FamilyDraft:
         layers: its attention, a pattern each.
         joined: field of its :class:`Family`; None where it is not known.
         fields: further fields of it, as source code.
-        closest: the name of the family with a denoiser of a similar name; None if there is none.
+        closest: the name of the family with a denoiser of a similar name; None if none is similar.
         not_known: what is open, a line each.
     """
 

@@ -34,11 +34,11 @@ class SdattnError(Exception):
 
 
 class InvalidValueError(SdattnError, ValueError):
-    """A value that cannot be, in the call or in what was read."""
+    """An invalid value, in a call or a file."""
 
 
 class OptionError(InvalidValueError):
-    """An option with a value that cannot be; ``advice`` is what to do.
+    """An option with an invalid value; ``advice`` is what to do.
 
     >>> print(OptionError("guidance_scale", 0.5, "pass a number above 1."))
     `guidance_scale=0.5`: pass a number above 1.
@@ -159,8 +159,8 @@ _SYSTEM: dict[int, tuple[type[AccessError], str]] = {
 
 
 def access_error(error: OSError, path: object = None) -> OSError:
-    """Return an error of the system in words that name the file, or ``path``, and what to do; as it
-    is if there are none."""
+    """Return an error of the system in words that name the file, or ``path``, and what to do; any
+    other error as it is."""
     path = path or error.filename
     if isinstance(error, SdattnError) or error.errno not in _SYSTEM or path is None:
         return error

@@ -106,8 +106,8 @@ def places(scene: Scene, image: Image.Image) -> tuple[Found, ...] | None:
     """The scene's objects in an image that shows exactly them; None if it does not."""
     found = find_objects(image)
     seen = Counter((thing.colour, thing.shape) for thing in found)
-    wanted = Counter((thing.colour, thing.shape) for thing in scene.objects)
-    return match(scene, found) if seen == wanted else None
+    expected = Counter((thing.colour, thing.shape) for thing in scene.objects)
+    return match(scene, found) if seen == expected else None
 
 
 def judge(case: Case, before: Image.Image, after: Image.Image) -> tuple[bool, bool]:
@@ -119,10 +119,10 @@ def judge(case: Case, before: Image.Image, after: Image.Image) -> tuple[bool, bo
 
     def stands(index: int) -> tuple[bool, float]:
         """Whether what is nearest to an object's old place is as asked, and how far off."""
-        old, wanted = there[index].centre, case.edited.objects[index]
+        old, expected = there[index].centre, case.edited.objects[index]
         away = [float(np.hypot(*np.subtract(thing.centre, old))) for thing in found]
         nearest = found[int(np.argmin(away))]
-        return (nearest.colour, nearest.shape) == (wanted.colour, wanted.shape), min(away)
+        return (nearest.colour, nearest.shape) == (expected.colour, expected.shape), min(away)
 
     (changed, moved), (kept, strayed) = stands(case.index), stands(1 - case.index)
     return changed and moved <= FAR, kept and strayed <= NEAR

@@ -1,6 +1,6 @@
 """Which part of a run, blocks, power and spreadings the default of joint attention should have.
 
-Each scene is drawn once, and what every block pays to the text and to the image is kept for each
+Each scene is drawn once, and every block's attention to the text and to the image is kept for each
 step of the second half. All candidates are made from that, as the model would make them while it
 runs, see :mod:`sdattn.look.refined`. The scenes with even numbers choose: of the candidates whose
 IoU and pointing, of shape and of colour words, are within the interval of the best, the cheapest.
@@ -59,7 +59,7 @@ class Way:
     Attributes:
         part, blocks: keys of ``PARTS`` and ``BLOCKS``: the steps that are read, and the blocks
             along which maps are spread.
-        text: ``"all"``: of what all blocks pay to the text; ``"same"``: of what these blocks pay.
+        text: attention to the text by all blocks, ``"all"``, or by these, ``"same"``.
         rounds: how often a map is spread.
         power: to which it is raised.
     """
@@ -99,7 +99,7 @@ FORMER = Way("last half", "all", "all", 2, 5.0)  # the default that the others a
 
 
 def _recorded(refined: Refined, columns: Columns) -> Iterator[Tensor]:
-    """Yield what a block pays to the text, and beside that what its cells pay to each other."""
+    """Yield a block's attention to the text, and its cells' attention to each other."""
     text = refined.text.add_to(None, columns) / refined.heads
     cells = torch.eye(refined.cells).expand(refined.batch, -1, -1)
     found = torch.cat([text, refined._spread(cells).mean(1)], dim=-1)
@@ -110,7 +110,7 @@ def spread_while_running(text: Tensor, cells: Tensor, rounds: int, blocks: list[
     """Return the mean ``[N, T]`` of maps that are spread as :class:`Spreading` has them.
 
     Args:
-        text: ``[steps, blocks, N, T]``, what each block pays to the text.
+        text: ``[steps, blocks, N, T]``, each block's attention to the text.
         cells: ``[steps, blocks, N, N]``, each row sums to 1.
         rounds: 1 or 2. Once, a block spreads the mean map of the step before.
         blocks: those along which maps are spread.
@@ -118,7 +118,7 @@ def spread_while_running(text: Tensor, cells: Tensor, rounds: int, blocks: list[
     found, before = [], None
     for own, along in zip(text, cells[:, blocks], strict=True):
         if before is None:
-            # all blocks spread what they pay themselves; some of them what all paid until there
+            # all blocks spread their own; some of them that of all blocks until there
             is_some = len(blocks) < len(own)
             so_far = [own[: i + 1].mean(0) if is_some else own[i] for i in blocks]
             once = along @ torch.stack(so_far)

@@ -125,14 +125,14 @@ def seen_in(scene: shapes.Scene, image: Image.Image) -> Seen:
     found = find_objects(image)
     chosen = match(scene, found)
     there = Counter((thing.shape, thing.colour) for thing in found)
-    wanted = Counter((thing.shape, thing.colour) for thing in scene.objects)
+    expected = Counter((thing.shape, thing.colour) for thing in scene.objects)
     colours = Counter(thing.colour for thing in found)
     relation = None
     if scene.relation in DIRECTIONS:
         relation = bool(chosen) and holds(scene.relation, *(one.centre for one in chosen or ()))
     whole = chosen is not None and len(found) == len(scene.objects)
     return Seen(
-        there == wanted,
+        there == expected,
         relation,
         (colours == Counter(thing.colour for thing in scene.objects),),
         tuple(there),

@@ -1,5 +1,5 @@
-"""Harm to a model, and two threads at one: what is hostile is refused before it runs, an image or
-a map that is none is an error, and each thread gets what it would have got alone."""
+"""Harm to a model, and two threads at one: what is hostile is refused before it runs, an invalid
+image or map is an error, and each thread gets what it would have got alone."""
 
 import json
 import math
@@ -84,7 +84,7 @@ def pipeline(world: World) -> Any:
     return vars(world)["pipeline"]
 
 
-@kind("a model with a number that is none", 5)
+@kind("a model with a weight that is not finite", 5)
 def not_finite(world: World, chance: random.Random) -> str | None:
     """One weight is NaN: no image comes of it, but an error that says what to try."""
     pipe = pipeline(world)
@@ -98,7 +98,7 @@ def not_finite(world: World, chance: random.Random) -> str | None:
     flat[place] = math.nan
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # numpy tells of pixels that are none
+            warnings.simplefilter("ignore")  # numpy warns of invalid pixels
             sdattn.generate(pipe, chance.choice(PROMPTS), num_inference_steps=1)
     except NotFiniteError as error:
         return None if "ry " in str(error) else f"{told}: no word of what to try: {error}"

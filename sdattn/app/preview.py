@@ -15,8 +15,8 @@ _SIDE = 512  # pixels of the longer side
 
 def preview_hook(pipe: Any, show: Callable[[Image.Image], None]) -> Callable[..., None]:
     """Return a forward hook for a UNet that shows a preview every few steps: the image without the
-    noise that the model sees in it, through the autoencoder. Where that is not known, for other
-    models or an autoencoder on another device, there is none."""
+    noise that the model sees in it, through the autoencoder. Other models have no preview, nor have
+    autoencoders on another device."""
     calls = 0
 
     def after(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:

@@ -32,7 +32,7 @@ def edit(pipe: Any, asked: dict[str, Any]) -> Run:
 
 
 def _given(asked: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options that have a value; an empty text is none."""
+    """Return the options that have a value; an empty text counts as no value."""
     texts = {name: value.strip() for name, value in asked.items() if isinstance(value, str)}
     found = {**asked, **texts}
     if "refine" in found:

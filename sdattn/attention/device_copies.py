@@ -44,7 +44,7 @@ class DeviceCopies:
         return held[1]
 
 
-def travels(tensor: Tensor, device: torch.device | str | None) -> bool:
+def is_gpu_to_cpu(tensor: Tensor, device: torch.device | str | None) -> bool:
     return tensor.is_cuda and device is not None and torch.device(device).type == "cpu"
 
 

@@ -88,7 +88,7 @@ def add_attention(
 ) -> None:
     """Add the attention to some keys, summed over heads, to ``total``; no gradient.
 
-        total = torch.zeros(1, 4096, 512)                    # FLUX: what the image paid to the text
+        total = torch.zeros(1, 4096, 512)              # FLUX: the image's attention to the text
         add_attention(total, query[:, :, 512:], key, keys=slice(0, 512))
 
     Nothing as large as ``[heads, N, T]`` is made for all heads of a large layer.

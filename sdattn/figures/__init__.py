@@ -225,7 +225,10 @@ def _frames(run: ImageRun, words: Sequence[str] | None) -> Shown:
 
 
 _KINDS = {  # of one run
-    **{"words": _words, "steps": _steps, "layers": _layers, "heads": _heads},
+    "words": _words,
+    "steps": _steps,
+    "layers": _layers,
+    "heads": _heads,
     "frames": _frames,
 }
 

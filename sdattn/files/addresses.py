@@ -106,7 +106,7 @@ class Address:
     # Queries
 
     def size(self) -> int | None:
-        """Return the object's bytes, or None if there is none."""
+        """Return the object's bytes, or None if it is missing."""
         known = self._info()
         return None if known is None or known["type"] == "directory" else known["size"]
 

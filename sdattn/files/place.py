@@ -48,7 +48,7 @@ class Place:
         return inside(self.root, name).read_bytes()
 
     def size(self, name: str) -> int | None:
-        """Return a file's size in bytes, or None if there is none."""
+        """Return a file's size in bytes, or None if it is missing."""
         path = inside(self.root, name)
         if isinstance(path, Address):
             return path.size()

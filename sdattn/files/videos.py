@@ -114,7 +114,7 @@ def write_video(
     frames = iter(frames)
     first = next(frames, None)
     if first is None:
-        raise InvalidValueError("A video needs at least one frame, and there are none.")
+        raise InvalidValueError("A video needs at least one frame, and got 0.")
     if kind == "mp4":
         return _write_mp4(first, frames, rate)
     held = io.BytesIO()

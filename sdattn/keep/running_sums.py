@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..attention.calls import ALL
 from ..attention.core import grid_text
-from ..attention.device_copies import DeviceCopies, HostCopy, chosen, travels
+from ..attention.device_copies import DeviceCopies, HostCopy, chosen, is_gpu_to_cpu
 from ..errors import NotFoundError
 from ..follow.passes import CaptureError, Pass
 from ..look.attended import Attended, Columns, FramesTogether, Turned
@@ -217,7 +217,7 @@ class RunningSum:
             step = reduce(self._sum, pieces)
             if self.keep.steps.each and self._summed > 1:
                 step = step / self._summed
-            if not self.keep.grad and travels(step, device):
+            if not self.keep.grad and is_gpu_to_cpu(step, device):
                 self._receive()
                 self.copy.send(step.to(dtype))
             else:

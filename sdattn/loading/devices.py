@@ -7,8 +7,12 @@ from ..models.pipeline import Pipeline
 
 # Dtypes that weights are loaded in, by their names and by short ones
 DTYPES = {
-    **{"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16},
-    **{"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16},
+    "float32": torch.float32,
+    "float16": torch.float16,
+    "bfloat16": torch.bfloat16,
+    "fp32": torch.float32,
+    "fp16": torch.float16,
+    "bf16": torch.bfloat16,
 }
 
 

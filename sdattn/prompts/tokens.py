@@ -86,15 +86,15 @@ class Prompt:
         special = self._special(phrase)
         if special:
             return [special]
-        wanted = split_phrase(phrase)
-        if not wanted:
+        asked = split_phrase(phrase)
+        if not asked:
             raise NotFoundError(f"Asked for {phrase!r}, which contains no word.")
-        found = self._occurrences(wanted)
+        found = self._occurrences(asked)
         if not found:
-            if all(self._occurrences([word]) for word in wanted):
+            if all(self._occurrences([word]) for word in asked):
                 raise NotFoundError(
                     f"The words of {phrase!r} are in the prompt, but not next to each other in "
-                    f"this order. Ask for each alone: {', '.join(map(repr, wanted))}."
+                    f"this order. Ask for each alone: {', '.join(map(repr, asked))}."
                 )
             known = dict.fromkeys(word.text for word in self.words)
             raise NotFoundError(
@@ -109,7 +109,7 @@ class Prompt:
             )
         return [_merge(word.columns for word in words) for words in found]
 
-    def _occurrences(self, wanted: list[str]) -> list[tuple[Word, ...]]:
+    def _occurrences(self, asked: list[str]) -> list[tuple[Word, ...]]:
         """Return the runs of whole words made of these parts."""
         # A word may have several parts (red-haired), so whole words are searched among all parts:
         # an occurrence must begin and end where a word does.
@@ -117,10 +117,10 @@ class Prompt:
         parts = [part for part, _ in spelled]
         owners = [-1, *(i for _, i in spelled), -1]
         found = []
-        for start in range(len(parts) - len(wanted) + 1):
-            end = start + len(wanted)
+        for start in range(len(parts) - len(asked) + 1):
+            end = start + len(asked)
             whole = owners[start] != owners[start + 1] and owners[end] != owners[end + 1]
-            if whole and parts[start:end] == wanted:
+            if whole and parts[start:end] == asked:
                 found.append(self.words[owners[start + 1] : owners[end] + 1])
         return found
 

@@ -6,7 +6,7 @@ from helpers.sums import probabilities, running_sum
 from helpers.tiny_pipelines import make_unet
 
 from sdattn import capture
-from sdattn.attention.device_copies import HostCopy, travels
+from sdattn.attention.device_copies import HostCopy, is_gpu_to_cpu
 from sdattn.keep import running_sums as held_module
 from sdattn.look.attended import GivenProbs
 
@@ -37,7 +37,7 @@ class Slow(HostCopy):
 @pytest.mark.parametrize("steps", STEPS)
 @pytest.mark.parametrize("calls", [1, 2, 5])
 def test_what_is_on_its_way_counts_once(steps, calls, monkeypatch):
-    monkeypatch.setattr(held_module, "travels", lambda *_: True)
+    monkeypatch.setattr(held_module, "is_gpu_to_cpu", lambda *_: True)
     monkeypatch.setattr(Slow, "sent", 0)
     held = running_sum(steps=steps, device="cpu")
     held.copy = Slow()
@@ -56,7 +56,7 @@ def test_what_is_on_its_way_counts_once(steps, calls, monkeypatch):
 
 def test_the_buffer_is_let_go_of(monkeypatch):
     """What is held is none of the pinned memory, which would stay taken for ever."""
-    monkeypatch.setattr(held_module, "travels", lambda *_: True)
+    monkeypatch.setattr(held_module, "is_gpu_to_cpu", lambda *_: True)
     for steps in STEPS:
         held, sent = running_sum(steps=steps, device="cpu"), []
         held.copy.take = lambda copy=held.copy, sent=sent: take(copy, sent)
@@ -75,7 +75,9 @@ def take(copy, sent):
 
 def test_only_what_comes_from_a_gpu_to_the_host_travels():
     tensor = torch.ones(1)
-    assert not any(travels(tensor, device) for device in (None, "cpu", torch.device("cpu"), "meta"))
+    assert not any(
+        is_gpu_to_cpu(tensor, device) for device in (None, "cpu", torch.device("cpu"), "meta")
+    )
 
 
 @pytest.mark.gpu

@@ -52,10 +52,10 @@ def install(folder):
         venv.create(home, with_pip=True)
     lines = (folder / "requirements.txt").read_text(encoding="utf-8").splitlines()
     names = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
-    wanted = [line for line in names if _name(line) not in NOT_INSTALLED]
+    needed = [line for line in names if _name(line) not in NOT_INSTALLED]
     pip = [str(python), "-m", "pip", "install", "-q"]
     subprocess.run([*pip, "torch==2.13.0"], check=True)
-    subprocess.run([*pip, "torch==2.13.0", *wanted, str(ROOT)], check=True)
+    subprocess.run([*pip, "torch==2.13.0", *needed, str(ROOT)], check=True)
     return python
 
 
