@@ -8,9 +8,8 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from .config import use
 from .options import one_of
-from .output import Output
+from .output import TYPED, Output
 
 Offload = Literal["model", "sequential", "group"]
 LOADING: dict[str, Any] = {  # by their names in LoadingOptions
@@ -55,16 +54,6 @@ LOADING: dict[str, Any] = {  # by their names in LoadingOptions
     ],
 }
 _COMMON: dict[str, Any] = {
-    "config_file": Annotated[
-        Path | None,
-        typer.Option(
-            "--config",
-            callback=use,
-            is_eager=True,  # its entries are the defaults of the others
-            help="Default values: a .toml file with this command's options, or the run.json of a "
-            "run to repeat.",
-        ),
-    ],
     "json_": Annotated[
         bool, typer.Option("--json", help="Print one JSON object on stdout and nothing else there.")
     ],
@@ -84,23 +73,16 @@ def with_common_options(command: Callable[..., None]) -> Callable[..., None]:
         elif name != "output":
             kinds[name] = one.annotation, one.default
     if "output" in own:
-        kinds |= {
-            name: (kind, None if name == "config_file" else False) for name, kind in _COMMON.items()
-        }
+        kinds |= {name: (kind, False) for name, kind in _COMMON.items()}
 
     @functools.wraps(command)
     def run(
-        context: typer.Context,
-        *,
-        config_file: Path | None = None,
-        json_: bool = False,
-        quiet: bool = False,
-        **given: Any,
+        context: typer.Context, *, json_: bool = False, quiet: bool = False, **given: Any
     ) -> None:
         if "loading" in own:
             loading = {name: given.pop(name) for name in LOADING}
             given["loading"] = {name: value for name, value in loading.items() if value}
-        output = Output(as_json=json_, quiet=quiet)
+        output = Output(as_json=json_, quiet=quiet, command=context.meta.get(TYPED))
         if "output" in own:
             given["output"] = output
         with output.answering(context.command):

@@ -96,7 +96,7 @@ def edit(
     checks.refuse()
     pipe = options.load(model, device, dtype, loading, output)
     from ..edit.editing import EditOptions, edit, prepare
-    from .printing import print_folder, table
+    from .printing import print_folder, save_run, table
 
     asked = EditOptions(mode, cross_replace_steps, self_replace_steps, blend or (), factors)
     if given_image is not None:
@@ -104,7 +104,7 @@ def edit(
         given["inversion"] = _invert(pipe, given_image, source, given, null_text)
     given |= {"preset": preset, "refine": refine, "max_bytes": allowed}
     run = edit(pipe, source, targets, seed=seed, **vars(asked), **given)
-    run.save(folder, force=force)
+    save_run(output, run, folder, force=force)
     rows = [
         (heatmaps.prompt.text, ", ".join(words))
         for heatmaps, words in zip(run.heatmaps, run.words, strict=True)

@@ -72,11 +72,11 @@ def explain(
     assert opened is not None  # or refused
     pipe = options.load(model, device, dtype, loading, output)
     from ..runs.explaining import explain
-    from .printing import print_rows, print_run
+    from .printing import print_rows, print_run, save_run
 
     maps["max_bytes"] = allowed
     run = explain(pipe, opened, prompt, seed=seed, **way, **maps)
-    print_run(output, run, run.save(folder, force=force))
+    print_run(output, run, save_run(output, run, folder, force=force))
     explained = run[0].settings.explained
     seen = run[0].image.size
     whole = opened.size

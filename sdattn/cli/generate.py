@@ -57,7 +57,6 @@ def generate(
     Examples:
       sdattn generate "a cat left of a pizza"
       sdattn generate "a cat on a sofa" --model owner/name --steps 30 --refine self
-      sdattn generate --config outputs/a-cat-on-a-sofa-0/run.json --seed 1
     """
     from ..files.paths import file_name
     from ..models.values import EACH, whole
@@ -87,7 +86,7 @@ def generate(
     checks.refuse()
     pipe = options.load(model, device, dtype, loading, output)
     from ..runs.generation import generate
-    from .printing import print_run
+    from .printing import print_run, save_run
 
     run = generate(
         pipe,
@@ -102,7 +101,7 @@ def generate(
         max_bytes=allowed,
         **given,
     )
-    print_run(output, run, run.save(folder, force=force))
+    print_run(output, run, save_run(output, run, folder, force=force))
 
 
 def _kept(keep: str | None) -> dict[str, str]:

@@ -57,7 +57,7 @@ def test_the_help_of_generate_is_in_panels(invoke):
         "Heatmaps": ("preset", "keep", "causal"),
         "Output": ("out", "force", "json"),
         "Model": ("model", "dtype", "lora"),
-        "Advanced": ("set", "max-memory", "offload", "config", "help"),
+        "Advanced": ("set", "max-memory", "offload", "help"),
     }.items():
         assert all(re.search(rf"^│ --{name} ", parts[panel], re.M) for name in names), panel
 
