@@ -19,11 +19,11 @@ from transformers import CLIPConfig, CLIPImageProcessor
 from transformers.utils import logging as transformers_log
 
 from sdattn import load_pipeline, read_prompts
+from sdattn.cli.info import shortcomings
 from sdattn.loading.outline import outline
 from sdattn.models.demos import demo_of
 from sdattn.models.facts import cell_size, default_size, images_a_prompt, latent_size, size_unit
 from sdattn.models.pipeline_call import checked_options
-from sdattn.models.shortcomings import shortcomings
 
 # Left out are those that differ from one of these in weights only or are not saved as they are
 # (LoRA, IP-Adapter, FreeU), and Stable Diffusion 3 without T5, of which diffusers saves an index
