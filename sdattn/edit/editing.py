@@ -19,8 +19,8 @@ from ..errors import InvalidValueError, OptionError, option_names, refuse
 from ..files.records import plain
 from ..follow.run_part import Span
 from ..inversion.invert import Inversion, psnr
-from ..keep.budget import Budget
 from ..maps.presets import Preset, preset_for
+from ..maps.requirements import capture_settings
 from ..models.facts import PipelineFacts, is_guided, latent_size, model_passes
 from ..models.families import edits_of
 from ..models.pipeline import Options, Pipeline
@@ -54,7 +54,7 @@ def edit(
     inversion: Inversion | None = None,
     preset: str | Preset = "default",
     refine: Literal["self"] | None = None,
-    max_bytes: int | Budget | None = None,
+    max_bytes: int | None = None,
     **options: Any,
 ) -> EditRun:
     """Draw a prompt and its edited versions from the same noise, and keep the layout.
@@ -113,10 +113,10 @@ def edit(
         options = plan.options
         if inversion:
             options["latents"] = inversion.noise.repeat(len(read), 1, 1, 1)
-        budget = Budget.of(max_bytes)
         seeds = seeds_of(seed) * len(read)
         with register_attention_control(pipe, plan.control, layers=plan.layers):
-            run = sample(facts, read, seeds, options, preset=chosen, budget=budget)
+            keep = capture_settings(facts, chosen, read, options, {"max_bytes": max_bytes})
+            run = sample(facts, read, seeds, options, keep, preset=chosen)
     edited = plan.edited
     if inversion:
         # How close the first image came to the user's says how far the edits can be trusted.

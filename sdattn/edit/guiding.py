@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,9 +22,9 @@ from ..follow.passes import own_calls
 from ..follow.run_part import Span
 from ..inversion.nulltext import frozen, rows_of
 from ..inversion.stand_ins import in_place
-from ..keep.budget import Budget
+from ..keep.keep import Steps
 from ..maps.aggregation import aggregate, finish
-from ..maps.capture import capture
+from ..maps.capture import capture_kept
 from ..maps.heatmaps import Heatmaps
 from ..maps.presets import Preset, preset_for
 from ..maps.requirements import capture_settings
@@ -65,7 +65,7 @@ def guide(
     maps: str | Preset = "default",
     preset: str | Preset = "default",
     refine: Literal["self"] | None = None,
-    max_bytes: int | Budget | None = None,
+    max_bytes: int | None = None,
     **options: Any,
 ) -> Run:
     """Draw an image whose heatmaps are as some losses ask: a word in a box, two words apart.
@@ -120,7 +120,6 @@ def guide(
     [read] = read_prompts(facts.pipe, prompt, **options)
     warn_of_unlearnt(facts, [read])
     chosen = preset_for(facts.denoiser, preset, refine)
-    budget = Budget.of(max_bytes)
     descent = _Descent(
         facts=facts,
         prompt=read,
@@ -137,9 +136,8 @@ def guide(
         if descent.losses and descent.scale:
             options = {**options, **descent.begin(undo)}
             python = ["losses"]
-        return sample(
-            facts, [read], seeds_of(seed), options, preset=chosen, budget=budget, python=python
-        )
+        keep = capture_settings(facts, chosen, [read], options, {"max_bytes": max_bytes})
+        return sample(facts, [read], seeds_of(seed), options, keep, preset=chosen, python=python)
 
 
 @dataclass
@@ -213,10 +211,12 @@ class _Descent:
             family.names.latents: self.scaled(latents, timestep),
             name: torch.full_like(torch.as_tensor(self.given[name]), at),
         }
-        settings = capture_settings(self.facts, self.preset, [self.prompt], self.options)
+        keep = capture_settings(
+            self.facts, self.preset, [self.prompt], self.options, {"grad": True}
+        )
         if self.preset.part is not None:  # the coming step need not lie in it
-            settings.pop("steps")
-        with capture(model, grad=True, **settings) as store:
+            keep = replace(keep, steps=Steps("mean"))
+        with capture_kept(model, keep) as store:
             model(**arguments_now)
         averaged = aggregate(store.layer_maps(self.preset), self.preset)[0]
         return finish(averaged, self.prompt, self.preset, store.tokens)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import InvalidTypeError
-from ..keep.budget import Budget
+from ..keep.keep import checked_bytes
 from ..loading.facts import check_names
 from ..loading.pipelines import load_pipeline
 from ..maps.presets import Preset, preset_of
@@ -45,7 +45,7 @@ def check_call(
     seed: int | Sequence[int] | None = 0,
     preset: str | Preset = "default",
     refine: str | None = None,
-    max_bytes: int | Budget | None = None,
+    max_bytes: int | None = None,
     own: Sequence[str] = (),
 ) -> None:
     """Raise as the run would for what no model could take. Each of ``prompts`` is one or several;
@@ -59,6 +59,6 @@ def check_call(
         for image_seed in seed if isinstance(seed, (list, tuple)) else [seed]:
             checked_seeds(image_seed)
     preset_of(preset, refine)
-    Budget.of(max_bytes)
+    checked_bytes(max_bytes)
     check_values(options)
     check_names(str(model), options, own)

@@ -24,7 +24,6 @@ from ..inversion import invert as inversion
 from ..inversion.images import at_own_size, encode, fit
 from ..inversion.schedules import check_scheduler, schedule_of
 from ..inversion.stand_ins import Noised, noised
-from ..keep.budget import Budget
 from ..maps.presets import Preset, preset_for
 from ..maps.requirements import capture_settings, checked_capture
 from ..models.facts import PipelineFacts
@@ -66,7 +65,7 @@ def explain(
     refine: Literal["self"] | None = None,
     ask: str | None = None,
     capture_options: Options | None = None,
-    max_bytes: int | Budget | None = None,
+    max_bytes: int | None = None,
     **options: Any,
 ) -> Run:
     """Show where each word of a prompt goes in an existing image.
@@ -137,13 +136,13 @@ def explain(
     if chosen.part is not None and not invert:
         chosen = replace(chosen, steps="mean")
     watch = checked_capture(capture_options or {}, words, read, ("conditional",))
-    settings = capture_settings(facts, chosen, read, options, watch)
+    limited = {"max_bytes": max_bytes, **watch}
+    keep = capture_settings(facts, chosen, read, options, limited)
     warn_of_unlearnt(facts, read, ask)
     seeds = seeds_of(seed, len(read))
-    budget = Budget.of(max_bytes)
-    if budget and invert:  # which takes longer than the run
+    if keep.max_bytes and invert:  # which takes longer than the run
         order = Order(facts, read, seeds, options, preset=chosen, ask=ask)
-        check_images(budget, order, settings, options.get("num_inference_steps", inversion.STEPS))
+        check_images(order, keep, options.get("num_inference_steps", inversion.STEPS))
     way = (
         _replayed(pipe, images, read, options)
         if invert
@@ -159,10 +158,9 @@ def explain(
             read,
             seeds,
             {**options, **start},
-            settings,
+            keep,
             preset=chosen,
             ask=ask,
-            budget=budget,
             python=python,
         )
     return _told(run, pipe, originals, images, invert)

@@ -8,7 +8,6 @@ from typing import Any, Literal
 from ..control import knockouts
 from ..control.knockouts import KnockoutPlan
 from ..errors import InvalidValueError, OptionError, SdattnWarning, warn
-from ..keep.budget import Budget
 from ..maps.presets import Preset, preset_for
 from ..maps.requirements import capture_settings, checked_capture
 from ..models.facts import PipelineFacts, images_a_prompt
@@ -39,7 +38,7 @@ def generate(
     causal: bool = False,
     spots: bool = False,
     capture_options: Options | None = None,
-    max_bytes: int | Budget | None = None,
+    max_bytes: int | None = None,
     **options: Any,
 ) -> Run:
     """Run a pipeline and show where each word of the prompt went.
@@ -70,7 +69,7 @@ def generate(
             side, in ``run[0].details.spots``; the page shows it at a click. Not for videos.
         capture_options: options for :func:`sdattn.capture`, e.g. ``{"layers": ("mid", "up")}``.
             With ``{"branch": "both"}`` the negative prompt gets heatmaps too.
-        max_bytes: bytes that the maps of all texts may take together while the pipeline
+        max_bytes: bytes that the maps of each text, and of ``spots``, may take while the pipeline
             runs. A run whose maps would take more is refused before its first step. Default: no
             limit.
         options: options for the pipeline: ``num_inference_steps``, ``guidance_scale``,
@@ -113,7 +112,8 @@ def generate(
     chosen = preset_for(facts.denoiser, preset, refine)
     watch = checked_capture(capture_options or {}, words, read)
     _check_capture(facts, watch, options, len(read))
-    settings = capture_settings(facts, chosen, read, options, watch)
+    limited = {"max_bytes": max_bytes, **watch}
+    keep = capture_settings(facts, chosen, read, options, limited)
     warn_of_unlearnt(facts, read, ask)
     plans = _causal_plans(facts.pipe, read, seeds, options) if causal else []
     run = sample(
@@ -121,11 +121,10 @@ def generate(
         read,
         seeds,
         options,
-        settings,
+        keep,
         preset=chosen,
         ask=ask,
         early=any(options.get(name) for name in CALLBACKS),
-        budget=Budget.of(max_bytes),
         spots=spots,
         python=_of_python(words, watch),
     )
