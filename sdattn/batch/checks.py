@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ..edit.editing import EditOptions, prepare
+from ..edit.editing import EditOptions, plan_edit
 from ..errors import InvalidValueError
 from ..inversion.images import fitted_size
 from ..loading.quiet import only_errors
@@ -106,7 +106,7 @@ class Checks:
                     f"A {type(self.pipe).__name__} makes videos, not images to edit. Leave edit_to "
                     "out."
                 )
-            prepare(self.pipe, item.prompt, item.edit_to, EditOptions(**item.edit), options)
+            plan_edit(self.pipe, item.prompt, item.edit_to, EditOptions(**item.edit), options)
         shape = (key, negative is not None, columns, item.edit_to is not None)
         return Job(item, options, self.shapes.setdefault(shape, len(self.shapes)))
 

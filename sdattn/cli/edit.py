@@ -95,12 +95,12 @@ def edit(
     checks.run(check_target, folder, force=force, kind="edit")
     checks.refuse()
     pipe = options.load(model, device, dtype, loading, output)
-    from ..edit.editing import EditOptions, edit, prepare
+    from ..edit.editing import EditOptions, edit, plan_edit
     from .printing import print_folder, save_run, table
 
     asked = EditOptions(mode, cross_replace_steps, self_replace_steps, blend or (), factors)
     if given_image is not None:
-        prepare(pipe, source, targets, asked, given)  # refuse before the long part
+        plan_edit(pipe, source, targets, asked, given)  # refuse before the long part
         given["inversion"] = _invert(pipe, given_image, source, given, null_text)
     given |= {"preset": preset, "refine": refine, "max_bytes": allowed}
     run = edit(pipe, source, targets, seed=seed, **vars(asked), **given)

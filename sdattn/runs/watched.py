@@ -4,10 +4,9 @@ may be stopped before the steps that their preset reads keep the earlier steps t
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import replace
 
-from ..errors import CaptureError, SdattnWarning, warn
+from ..errors import CaptureError
 from ..follow.capture_warnings import Stopped
 from ..keep.budget import Expected
 from ..keep.keep import Keep, Steps
@@ -18,50 +17,23 @@ from ..maps.capture import MapStore
 from ..maps.layermaps import read_steps
 from ..maps.presets import Preset
 from ..maps.requirements import columns_around
-from ..models.facts import PipelineFacts, images_a_prompt, latent_size
+from ..models.facts import images_a_prompt, latent_size
 from ..models.layers import select_layers
-from ..models.pipeline import Options
-from ..models.pipeline_call import one_each
-from ..models.reading import read_prompts
 from ..prompts.tokens import Prompt
-from ..prompts.words import split_words
+from .preparing import Order
 
 SPOTS = 16  # along the longer side
-CALLBACKS = ("callback_on_step_end", "callback")  # options by which a run may be stopped
 
 
-@dataclass(frozen=True)
-class Order:
-    """A run to make, see :func:`sdattn.runs.sampling.sample`."""
-
-    facts: PipelineFacts
-    prompts: Sequence[Prompt]
-    seeds: Sequence[int]
-    options: Options
-    preset: Preset
-    ask: str | None = None
-    spots: bool = False
-    python: Sequence[str] = ()  # options that only Python has
-
-    @cached_property
-    def asked(self) -> Prompt | None:
-        """The text that is asked about, as the model reads it."""
-        if self.ask is None:
-            return None
-        text = " ".join(self.ask.replace(",", " ").split())  # a comma would join the softmax
-        [prompt] = read_prompts(self.facts.pipe, text, **self.options)
-        return prompt
-
-
-def watch(order: Order, keep: Keep) -> dict[str, Keep]:
+def watch(order: Order) -> dict[str, Keep]:
     """Return what each capture of a run keeps, each in a store of its own.
 
     Keys: ``"prompt"``, and if asked for ``"self"`` (the self-attention that refines),
     ``"negative"``, ``"asked"`` and ``"spots"`` (where spots of the image look). All are known
     before anything runs.
     """
-    has_negative = keep.branch == "both"
-    keep = replace(keep, branch="conditional")
+    has_negative = order.keep.branch == "both"
+    keep = replace(order.keep, branch="conditional")
     # The columns of self-attention are the image's own cells: a word's do not apply.
     image = Keep(steps=keep.steps, dtype=keep.dtype, device=keep.device, max_bytes=keep.max_bytes)
     watched = {"prompt": keep}
@@ -81,9 +53,8 @@ def _negative(order: Order, keep: Keep) -> Keep:
     """Return what to capture of negative prompts."""
     among = None
     if order.preset.among_words:
-        read = read_negative(order.facts, order.options, len(order.prompts))
         images = images_a_prompt(order.facts, order.options)
-        among = [columns_around(prompt) for prompt in read for _ in range(images)]
+        among = [columns_around(prompt) for prompt in order.negative() for _ in range(images)]
     return replace(keep, branch="unconditional", tokens=None, among=among)
 
 
@@ -115,31 +86,11 @@ def spots_grid(order: Order) -> tuple[int, int]:
     return max(1, round(rows * share)), max(1, round(cols * share))
 
 
-def warn_of_unlearnt(
-    facts: PipelineFacts, prompts: Sequence[Prompt], ask: str | None = None
-) -> None:
-    """Warn of words of the prompts, or of the text that is asked about, that a demo model never
-    learnt."""
-    texts = [word.text for prompt in prompts for word in prompt.words]
-    texts += [word for word, _, _ in split_words(ask or "")]
-    warning = facts.demo.unlearnt(texts) if facts.demo else ""
-    if warning:
-        warn(warning, SdattnWarning)
-
-
-def read_negative(
-    facts: PipelineFacts, options: Options, prompts: int, columns: int | None = None
-) -> list[Prompt]:
-    """Return the negative prompts of a run as the model reads them, one per prompt."""
-    texts = one_each(options["negative_prompt"], prompts)
-    return read_prompts(facts.pipe, texts, columns, negative=True, **options)
-
-
-def check_images(order: Order, keep: Keep, passes: int) -> None:
+def check_images(order: Order, passes: int) -> None:
     """Refuse a run of an image model that would hold too much, before anything else runs."""
     size = latent_size(order.facts, order.options)
     every = order.facts.denoiser.layers
-    for kept in watch(order, keep).values():
+    for kept in watch(order).values():
         expected = Expected(
             keep=kept,
             layers=select_layers(every, kept.layers, kept.kinds, size),
