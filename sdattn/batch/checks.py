@@ -42,17 +42,14 @@ class Job:
     shape: int
 
 
-def check_items(
-    pipe: Pipeline, items: Iterable[Item], defaults: Options
-) -> tuple[list[Job], list[BadLine]]:
-    """Return the jobs, and the items that a pipeline or its outline cannot draw; ``defaults`` are
-    for options that an item does not have."""
-    return Checks(pipe, defaults).check(list(items))
-
-
 class Checks:
     """Checks of items, a part of the list at a time; each set of options is checked once, and so is
-    each text of which words are wanted."""
+    each text of which words are wanted.
+
+    Args:
+        pipe: the pipeline that will draw, or its outline.
+        defaults: options for items that do not have them.
+    """
 
     def __init__(self, pipe: Pipeline, defaults: Options):
         self.pipe = pipe

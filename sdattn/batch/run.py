@@ -132,7 +132,8 @@ def _draw_first(request: Request, plan: Plan) -> tuple[float, list[Files]]:
     packed: list[Files] = []
 
     def keep(job: Job, run: ImageRun, edit: EditRun | None) -> None:
-        packed.append(pack_item(request, job, run, edit))
+        parts = request.parts(videos=run.video is not None)
+        packed.append(pack_item(parts, request.masks, job, run, edit).files)
 
     def fail(job: Job, reason: str, _: str) -> None:
         raise RunError(f"{job.item.id}, {job.item.prompt!r}, cannot be drawn: {reason}")

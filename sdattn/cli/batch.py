@@ -79,11 +79,8 @@ def batch(
         int | None, typer.Option(min=1, help="Draw only the first N items.", metavar="N")
     ] = None,
     format_: Annotated[
-        Literal["folder", "webdataset", "parquet"],
-        typer.Option(
-            "--format",
-            help="folder: one per item; webdataset: tar files of items; parquet: one row per item.",
-        ),
+        Literal["folder", "webdataset"],
+        typer.Option("--format", help="folder: one per item; webdataset: tar files of items."),
     ] = "folder",
     save: Annotated[
         str | None,

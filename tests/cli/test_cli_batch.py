@@ -140,7 +140,7 @@ def test_a_wrong_part_is_named(invoke):
         Request("in.txt", "run", save="image").check()
 
 
-@pytest.mark.parametrize("layout", tiered(["webdataset", "folder", "parquet"], quick=0))
+@pytest.mark.parametrize("layout", tiered(["webdataset", "folder"], quick=0))
 def test_a_batch_is_drawn_shown_and_checked(invoke, model, layout):
     Path("prompts.txt").write_text("a red cat\n\na dog\n \n")
     options = ("--model", model, "--steps", "1", "--device", "cpu", "--batch-size", "2")

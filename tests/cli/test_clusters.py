@@ -118,7 +118,7 @@ def test_the_manifest_starts_a_command_that_there_is():
         assert Path(values["folder"]).is_relative_to(mount["mountPath"])
     page = (CLUSTERS / "ray.md").read_text(encoding="utf-8")
     assert f"rayproject/ray:{cluster['rayVersion']}-" in page
-    assert f"'ray[data]=={cluster['rayVersion']}'" in page
+    assert f"'ray=={cluster['rayVersion']}'" in page
 
 
 @pytest.mark.parametrize(
