@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ..errors import SdattnError
-from .options import DEVICES, Dtype, Loading, load, one_of
+from .options import DEVICES, DTYPE, LOADING, Given, Group, load, one_of
 from .output import Output
 
 if TYPE_CHECKING:
@@ -29,8 +29,8 @@ def info(
         str,
         typer.Option(help="Device to load it on, e.g. cuda:1.", autocompletion=one_of(*DEVICES)),
     ] = "cpu",
-    dtype: Dtype = None,
-    loading: Loading = None,
+    *,
+    loading: Annotated[Given, Group({"dtype": DTYPE, **LOADING})],
 ) -> None:
     """List a model's attention layers, the memory that capture would hold, and the features
     that do not work with the model.
@@ -44,7 +44,7 @@ def info(
     from ..models.layers import find_denoiser
     from ..runs.info import LayerEntry
 
-    pipe = load(model, device, dtype, loading, output)
+    pipe = load({"model": model, "device": device, **loading}, output)
     found = find_denoiser(pipe).layers
     latent = latent_size(pipe)
     columns = _columns(pipe)

@@ -93,9 +93,9 @@ def test_help_is_shown_as_it_is_written(text, shown):
 @pytest.mark.parametrize(
     ("choice", "values"),
     [
-        (options.Preset, tuple(PRESETS)),
-        (options.Dtype, tuple(DTYPES)),
-        (options.Refine, ("self",)),
+        (options.MAPS["preset"][0], tuple(PRESETS)),
+        (options.DTYPE[0], tuple(DTYPES)),
+        (options.MAPS["refine"][0], ("self",)),
     ],
 )
 def test_choices_are_those_of_the_library(choice, values):

@@ -15,8 +15,7 @@ from helpers.loras import save_lora
 from helpers.tiny_pipelines import small_pipeline
 from safetensors.torch import save_file
 
-from sdattn.cli import common_options
-from sdattn.cli.common_options import LOADING
+from sdattn.cli.options import LOADING, Offload
 from sdattn.loading.options import OFFLOADS, LoadingOptions
 
 LOADING_COMMANDS = ("generate", "explain", "edit", "diff", "batch", "info", "app")
@@ -39,7 +38,7 @@ def test_commands_that_load_a_model_have_all_options(command):
 
 
 def test_choices_are_those_of_the_library():
-    assert get_args(common_options.Offload) == OFFLOADS
+    assert get_args(Offload) == OFFLOADS
     assert tuple(LOADING) == tuple(field.name for field in fields(LoadingOptions))
 
 
