@@ -57,7 +57,7 @@ class BatchSettings(Record):
     video_format: str | None = None
     mask_words: list[str] | None = None
     mask_threshold: float | str | None = None
-    fingerprint: str = ""
+    fingerprint: str
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -214,6 +214,7 @@ def manifest_of(request: Request, loaded: Loaded, plan: Plan) -> Manifest:
         photos=request.photos is not None,
         mask_words=None if request.mask_words is None else list(request.mask_words),
         mask_threshold=request.mask_threshold,
+        fingerprint="",  # of the rest
     )
     decisive = [RUN_FORMAT, *(getattr(settings, name) for name in _DECISIVE)]
     bad = plan.bad_file.read_bytes() if plan.bad_lines else None
