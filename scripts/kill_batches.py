@@ -2,7 +2,7 @@
 
     scripts/kill_batches.py --rounds 60 --seed 7
 
-Each round draws a list with the demo model into a new folder, in one of the three formats, kills
+Each round draws a list with the demo model into a new folder, in one of the two formats, kills
 something (SIGKILL) at a random moment, and repeats the command until it ends by itself:
 
     command   the whole command
@@ -33,7 +33,7 @@ from sdattn.batch.shard import describe
 from sdattn.loading.quiet import quiet_libraries
 
 COLOURS = ("red", "green", "blue", "yellow")
-FORMATS = ("folder", "webdataset", "parquet")
+FORMATS = ("folder", "webdataset")
 KINDS = ("command", "part", "worker", "command", "part", "ray")
 ITEMS = 24
 FORK = multiprocessing.get_context("fork")  # it has imported torch, and loaded the model

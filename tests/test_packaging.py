@@ -62,7 +62,15 @@ def test_what_is_declared_is_imported():
     used = set().union(*IMPORTED.values())
     assert NEEDED - used == set()
     # which fsspec and diffusers import, or sdattn.errors.optional()
-    assert OPTIONAL - used == {"s3fs", "bitsandbytes", "datasets", "gguf", "ftfy", "peft"}
+    assert OPTIONAL - used == {
+        "s3fs",
+        "bitsandbytes",
+        "datasets",
+        "gguf",
+        "ftfy",
+        "peft",
+        "pyarrow",
+    }
 
 
 def test_what_is_only_an_extra_is_imported_where_it_is_used():

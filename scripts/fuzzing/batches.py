@@ -38,9 +38,6 @@ def flip(path: Path, chance: random.Random) -> str:
     if path.suffix == ".tar" and chance.random() < 0.5:
         with tarfile.open(path) as tar:
             place = chance.choice(tar.getmembers()).offset + chance.randrange(tarfile.BLOCKSIZE)
-    elif path.suffix == ".parquet" and chance.random() < 0.5:
-        end = int.from_bytes(data[-8:-4], "little") + 8  # bytes of the footer
-        place = len(data) - 1 - chance.randrange(end)
     data[place] ^= 1 << bit
     path.write_bytes(data)
     return f"bit {bit} of byte {place} of"

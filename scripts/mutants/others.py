@@ -146,8 +146,8 @@ FAULTS = [
     ),
     Fault(
         "files/records.py",
-        "return simple and (kind is bool or not isinstance(value, bool))",
-        "return simple",
+        '{"strict": True, "extra": "forbid"}',
+        '{"extra": "forbid"}',
         "true is a number",
         ("files/test_records.py",),
     ),

@@ -3,17 +3,14 @@
 run_batch(Request("prompts.jsonl", "RUN"))       ->  Outcome, and a folder that holds every item
 open_batch("RUN")["000012"].heatmaps["cat"]      ->  items read back, in any format
 status("RUN")    verify("RUN")                   ->  how far a run is; whether every bit is right
-rows.map_batches(Draw, ...)                      ->  rows of images and maps, in Ray Data
 """
 
 from .checking import verify
-from .raydata import Draw
 from .reading import SavedBatch, Status, open_batch, status
 from .request import Outcome, Request
 from .run import run_batch
 
 __all__ = [
-    "Draw",
     "Outcome",
     "Request",
     "SavedBatch",

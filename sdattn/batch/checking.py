@@ -2,7 +2,6 @@
 
 metadata.jsonl  a row per whole item, in the layout of datasets' "imagefolder"
 errors.jsonl    a row per item that could not be drawn
-README.md       which files datasets reads, and their types
 index.html      the items to browse, see gallery
 """
 
@@ -10,13 +9,11 @@ from __future__ import annotations
 
 import hashlib
 import io
-import json
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from PIL import Image, UnidentifiedImageError
 from safetensors.torch import load
@@ -27,10 +24,9 @@ from ..files.writing import file_sha256, sha256
 from ..runs.info import RunInfo, read_info
 from ..runs.parts import MAPS, VIDEOS
 from ..runs.unpacking import map_shapes
-from .formats import FORMATS, RUN, Format, format_of
+from .formats import RUN, Format, format_of
 from .gallery import gallery_pages
 from .records import (
-    BatchSettings,
     ItemRow,
     Manifest,
     line_of,
@@ -83,7 +79,6 @@ def _summaries(place: Place, manifest: Manifest) -> Iterator[tuple[str, Iterator
             if "failed" in row
         ),
     )
-    yield "README.md", iter([card_of(manifest.settings, manifest.input.columns or ())])
     for name, page in gallery_pages(manifest, rows):
         yield name, iter([page])
 
@@ -133,64 +128,6 @@ def _entries(place: Place, folder: str) -> dict[str, float]:
         name = path.partition("/")[0]
         found[name] = max(file.time, found.get(name, 0.0))
     return found
-
-
-# The card for datasets
-
-_DATA = """---
-configs:
-- config_name: default
-  data_files:
-  - split: train
-    path:
-"""
-# Every field is named: datasets otherwise infers them from the first items of all, and those can
-# differ in their options, truncated words, and overlays.
-_NUMBER = "float64"
-_COLUMNS = ["int64"]
-_RUN = {
-    **{"id": "string", "line": "int64", "prompt": "string", "seed": "int64", "size": _COLUMNS},
-    "options": {
-        **{"negative_prompt": "string", "num_inference_steps": "int64", "guidance_scale": _NUMBER}
-    },
-    "words": [{"text": "string", "columns": _COLUMNS}],
-    "statistics": [
-        {
-            **{"word": "string", "columns": _COLUMNS, "peak": _NUMBER, "mean": _NUMBER},
-            **{"mass": _NUMBER, "centre": [_NUMBER], "area": _NUMBER, "entropy": _NUMBER},
-        }
-    ],
-    "truncated": ["string"],
-}
-
-
-def card_of(settings: BatchSettings, columns: Sequence[str] = ()) -> bytes:
-    """Return the card of a run with these settings and these further columns of its list."""
-    has_image = not {"image", "video"}.isdisjoint(settings.save)
-    files = [FORMATS[settings.format].pattern]
-    features = ""
-    if settings.format == "folder" and has_image:
-        # Without it datasets takes "train" or "test" in a drawing's name for the name of a split.
-        files.append("shards/*/*/image.png")
-    if settings.format == "webdataset":
-        kinds: dict[str, Any] = {"png": "image"} if has_image else {}
-        kinds |= {"maps.safetensors": "binary"} if "maps" in settings.save else {}
-        kinds |= {f"video.{settings.video_format}": "binary"} if "video" in settings.save else {}
-        own = {"list_columns": {json.dumps(name): "string" for name in columns}} if columns else {}
-        features = f"dataset_info:\n  features:\n{_yaml({**kinds, 'json': {**_RUN, **own}}, '  ')}"
-    paths = "".join(f"    - {path}\n" for path in files)
-    return f"{_DATA}{paths}{features}---\n".encode()
-
-
-def _yaml(fields: Mapping[str, Any], indent: str) -> str:
-    """Return features as datasets writes them: a name, and a type, a list of one or a struct."""
-    text = ""
-    for name, kind in fields.items():
-        key = "list" if isinstance(kind, list) else "struct" if isinstance(kind, dict) else "dtype"
-        held = kind[0] if isinstance(kind, list) else kind
-        below = f" {held}\n" if isinstance(held, str) else f"\n{_yaml(held, indent + '  ')}"
-        text += f"{indent}- name: {name}\n{indent}  {key}:{below}"
-    return text
 
 
 # Verifying

@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ..edit.editing import EditOptions, prepare
+from ..edit.editing import EditOptions, plan_edit
 from ..errors import InvalidValueError
 from ..inversion.images import fitted_size
 from ..loading.quiet import only_errors
@@ -42,17 +42,14 @@ class Job:
     shape: int
 
 
-def check_items(
-    pipe: Pipeline, items: Iterable[Item], defaults: Options
-) -> tuple[list[Job], list[BadLine]]:
-    """Return the jobs, and the items that a pipeline cannot draw; ``defaults`` are
-    for options that an item does not have."""
-    return Checks(pipe, defaults).check(list(items))
-
-
 class Checks:
     """Checks of items, a part of the list at a time; each set of options is checked once, and so is
-    each text of which words are wanted."""
+    each text of which words are wanted.
+
+    Args:
+        pipe: the pipeline that will draw.
+        defaults: options for items that do not have them.
+    """
 
     def __init__(self, pipe: Pipeline, defaults: Options):
         self.pipe = pipe
@@ -106,7 +103,7 @@ class Checks:
                     f"A {type(self.pipe).__name__} makes videos, not images to edit. Leave edit_to "
                     "out."
                 )
-            prepare(self.pipe, item.prompt, item.edit_to, EditOptions(**item.edit), options)
+            plan_edit(self.pipe, item.prompt, item.edit_to, EditOptions(**item.edit), options)
         shape = (key, negative is not None, columns, item.edit_to is not None)
         return Job(item, options, self.shapes.setdefault(shape, len(self.shapes)))
 

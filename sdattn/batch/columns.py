@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from ..errors import InvalidValueError, OptionError
 from ..files.terminal import shown
-from ..maps.statistics import NUMBERS as _STATISTICS
+from ..maps.statistics import NUMBERS as STATISTICS
 from ..models.pipeline_call import MEANT
 from ..runs.explaining import is_decided
 from .tables import Row
@@ -22,31 +22,16 @@ WHOLE = ("seed", "width", "height", "num_frames", "num_inference_steps")
 NUMBERS = (*WHOLE, "guidance_scale", "num_images_per_prompt", "num_videos_per_prompt")
 # The columns before the numbers in a table of the words of all items
 WORD_LABELS = ("id", "prompt", "seed", "word", "occurrence")
-# The columns of an item's row that every format has, and their types: a list of one, a struct
-ROW: dict[str, Any] = {
-    "id": "string",
-    "line": "int64",
-    "prompt": "string",
-    "source_prompt": "string",
-    "source_file": "string",
-    "negative_prompt": "string",
-    "seed": "int64",
-    "width": "int64",
-    "height": "int64",
-    "frames": "int64",
-    "num_inference_steps": "int64",
-    "guidance_scale": "float64",
-    "words": ["string"],
-    "masks": ["string"],
-    "truncated": ["string"],
-    "statistics": [{"word": "string", **dict.fromkeys(_STATISTICS, "float64")}],
-    "blanked": "bool",
-    "fingerprint": "string",
-}
-# Column names that rows, their tables and files use themselves
+# Names that rows, the tables made of them and datasets' imagefolder use themselves
 OWN_NAMES = frozenset(
-    {*ROW, *WORD_LABELS, *_STATISTICS, "file_name", "place", "run_sha256", "thumb"}
-    | {"image", "video", "maps", "files", "run", "failed", "traceback"}
+    (
+        *("id", "line", "prompt", "source_prompt", "source_file", "negative_prompt", "seed"),
+        *("width", "height", "frames", "num_inference_steps", "guidance_scale", "words", "masks"),
+        *("truncated", "statistics", "blanked", "fingerprint", "file_name", "place", "run_sha256"),
+        *("thumb", "files", "failed", "traceback", "image"),
+        *WORD_LABELS,
+        *STATISTICS,
+    )
 )
 
 

@@ -14,10 +14,10 @@ from ..edit.editing import edit
 from ..files.terminal import say
 from ..maps.presets import Preset, preset_for
 from ..models.pipeline import Pipeline
-from ..models.reading import read_prompts
 from ..runs.editrun import EditRun
 from ..runs.explaining import explain
 from ..runs.imagerun import ImageRun
+from ..runs.preparing import prepare
 from ..runs.run import Run
 from ..runs.sampling import sample
 from .checks import Job
@@ -113,8 +113,7 @@ class BatchDrawer:
             return explain(pipe, images, prompts, seed=seeds, preset=self.preset, **options)
         if jobs[0].item.negative_prompt is not None:
             options["negative_prompt"] = [job.item.negative_prompt for job in jobs]
-        read = read_prompts(pipe, prompts, **options)
-        return sample(pipe, read, seeds, options, preset=self.preset)
+        return sample(prepare(pipe, prompts, options, seed=seeds, preset=self.preset, videos=True))
 
 
 def _is_out_of_memory(error: Exception) -> bool:

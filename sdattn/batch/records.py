@@ -57,7 +57,7 @@ class BatchSettings(Record):
     video_format: str | None = None
     mask_words: list[str] | None = None
     mask_threshold: float | str | None = None
-    fingerprint: str = ""
+    fingerprint: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -242,7 +242,7 @@ def row_of(info: RunInfo, location: str, checksum: str, sizes: Mapping[str, int]
     options = info.options or {}
     columns = set(info.columns)
     size = info.size or (0, 0)
-    folder = "" if location.endswith((".tar", ".parquet")) else f"{location}/"
+    folder = "" if location.endswith(".tar") else f"{location}/"
     row: ItemRow = {}
     if "image.png" in info.files and folder:
         row["file_name"] = f"{folder}image.png"  # the key that imagefolder looks for

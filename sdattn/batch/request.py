@@ -14,7 +14,7 @@ from ..maps.masks import MaskSettings
 from ..maps.presets import PRESETS, Preset
 from ..models.pipeline import Options
 from ..runs.parts import PARTS, USUAL, USUAL_OF_IMAGES
-from .formats import FORMATS, require_pyarrow
+from .formats import FORMATS
 from .tables import KINDS
 
 STOPS = {"SIGINT": 130, "SIGTERM": 143}  # and the exit code of each
@@ -39,7 +39,7 @@ class Request:
             :func:`sdattn.batch.plan.default_shard_items`).
         limit: draw only the first items of the list.
         format: one of :data:`sdattn.batch.formats.FORMATS`: ``"folder"``, one folder per item, or
-            ``"webdataset"``, tar files of many, or ``"parquet"``, which needs pyarrow.
+            ``"webdataset"``, tar files of many.
         preset: preset of the heatmaps.
         save: some of :data:`sdattn.runs.parts.PARTS` (default: the usual ones, see
             :meth:`parts`).
@@ -103,8 +103,6 @@ class Request:
                 raise refuse(name, number, "a whole number from 1")
         if self.format not in FORMATS:
             raise refuse("format", self.format, FORMATS)
-        if self.format == "parquet":
-            require_pyarrow()
         if self.input_format not in (None, *KINDS):
             raise refuse("input_format", self.input_format, KINDS)
         self._check_save()

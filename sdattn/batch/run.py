@@ -130,7 +130,8 @@ def _draw_first(request: Request, plan: Plan) -> tuple[float, list[Files]]:
     packed: list[Files] = []
 
     def keep(job: Job, run: ImageRun, edit: EditRun | None) -> None:
-        packed.append(pack_item(request, job, run, edit))
+        parts = request.parts(videos=run.video is not None)
+        packed.append(pack_item(parts, request.masks, job, run, edit).files)
 
     def fail(job: Job, reason: str, _: str) -> None:
         raise RunError(f"{job.item.id}, {job.item.prompt!r}, cannot be drawn: {reason}")
@@ -212,6 +213,7 @@ def manifest_of(request: Request, loaded: Loaded, plan: Plan) -> Manifest:
         photos=request.photos is not None,
         mask_words=None if request.mask_words is None else list(request.mask_words),
         mask_threshold=request.mask_threshold,
+        fingerprint="",  # of the rest
     )
     decisive = [RUN_FORMAT, *(getattr(settings, name) for name in _DECISIVE)]
     bad = plan.bad_file.read_bytes() if plan.bad_lines else None

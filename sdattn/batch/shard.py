@@ -11,9 +11,9 @@ import socket
 import threading
 import traceback
 from collections import deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
@@ -141,15 +141,16 @@ def draw_shard(
     expected = {job.item.id: digest([fingerprint, job.item.id]) for job in shard.jobs}
     kept = whole_items(format, shard.number, found, expected)
     missing = expected.keys() - kept.keys()
-    pack = partial(_pack, manifest.settings.save, request.masks, expected)
-    look = partial(_Packed.of, manifest.settings.save, request.masks)
+    save = manifest.settings.save
     with format.writer(shard.number) as writer, ThreadPoolExecutor(_threads()) as pool:
         packed = _InOrder(shard.jobs, writer.add, tell or (lambda whole, failed: None))
         for item, files in kept.items():
-            packed.found[item] = pool.submit(look, files)
+            packed.found[item] = pool.submit(_read_back, save, request.masks, files)
 
         def store(job: Job, run: ImageRun, edit: EditRun | None) -> None:
-            packed.found[job.item.id] = pool.submit(lambda: look(pack(job, run, edit)))
+            key = expected[job.item.id]
+            pack = partial(pack_item, save, request.masks, job, run, edit, fingerprint=key)
+            packed.found[job.item.id] = pool.submit(pack)
 
         def fail(job: Job, reason: str, text: str) -> None:
             packed.found[job.item.id] = failed_row(job.item, reason, text)
@@ -211,12 +212,6 @@ def failed_row(item: Item, reason: str, text: str = "") -> ItemRow:
     return {**row, "failed": reason, "traceback": text}
 
 
-def pack_item(request: Request, job: Job, run: ImageRun, edit: EditRun | None) -> Files:
-    """Return the files that an item would have."""
-    parts = request.parts(videos=run.video is not None)
-    return _pack(parts, request.masks, {}, job, run, edit)
-
-
 def record_failure(request: Request, manifest: Manifest, shard: Shard, reason: str) -> ShardRecord:
     """Publish the record of a shard whose items all failed, since no worker lived to draw it."""
     fingerprint = shard_fingerprint(manifest, shard.digest)
@@ -229,28 +224,59 @@ def record_failure(request: Request, manifest: Manifest, shard: Shard, reason: s
 # Packing
 
 
-@dataclass
 class _Packed:
     """An item's files, which are let go once written, and what its row needs of them."""
 
-    files: Files
-    info: RunInfo
-    checksum: str
-    sizes: dict[str, int]
-    tile: Tile
+    def __init__(self, files: Files, info: RunInfo, tile: Tile):
+        self.files = files
+        self.info = info
+        self.tile = tile
+        self.checksum = sha256(files[RUN])
+        self.sizes = {name: len(data) for name, data in files.items()}
 
-    @classmethod
-    def of(cls, parts: Collection[str], masks: MaskSettings, files: Files) -> _Packed:
-        info = read_info(files, "an item")
-        shown = [part for part in parts if part in ("image", "video", "maps")]
-        names = ("image.png", "source.png")
-        image, source = (open_png(files[n], n) if n in files else None for n in names)
-        if image is not None and MAPS in files:
-            seen = tile(unpack_run(files, "an item"), shown, masks, source)
-        else:
-            seen = tile_of_images(image, source)
-        sizes = {name: len(data) for name, data in files.items()}
-        return cls(files, info, sha256(files[RUN]), sizes, seen)
+
+def pack_item(
+    parts: Collection[str],
+    masks: MaskSettings,
+    job: Job,
+    run: ImageRun,
+    edit: EditRun | None,
+    *,
+    fingerprint: str = "",
+) -> _Packed:
+    """Return a drawn item's files, with the maps of the requested words, and its tile."""
+    item = job.item
+    if item.words is not None:
+        run = run.keep(columns_of(item.words, [run.heatmaps.prompt]))
+    settings = replace(
+        run.settings,
+        id=item.id,
+        line=item.line,
+        fingerprint=fingerprint,
+        list_columns=dict(item.columns) or None,
+    )
+    beside = edit.beside_target(parts) if edit else _beside_video(run, parts)
+    packed = pack_with_page(replace(run, settings=settings), parts, beside, masks)
+    shown = _shown(parts) if "image.png" in packed.files else []
+    source = edit[0].image if edit else None
+    # as a reader gets them, so that an item that is kept and read back has the same thumbnails
+    seen = tile(replace(run, heatmaps=packed.heatmaps), shown, masks, source)
+    return _Packed(packed.files, packed.info, seen)
+
+
+def _read_back(parts: Collection[str], masks: MaskSettings, files: Files) -> _Packed:
+    """Return an item that an earlier attempt left."""
+    names = ("image.png", "source.png")
+    image, source = (open_png(files[n], n) if n in files else None for n in names)
+    if image is not None and MAPS in files:
+        seen = tile(unpack_run(files, "an item"), _shown(parts), masks, source)
+    else:
+        seen = tile_of_images(image, source)
+    return _Packed(files, read_info(files, "an item"), seen)
+
+
+def _shown(parts: Collection[str]) -> list[str]:
+    return [part for part in parts if part in ("image", "video", "maps")]
 
 
 class _InOrder:
@@ -285,41 +311,12 @@ def _made(item: Item, found: Future[_Packed] | ItemRow) -> _Packed | ItemRow:
         return failed_row(item, reason, "".join(traceback.format_exception(error)))
 
 
-def _pack(
-    parts: Collection[str],
-    masks: MaskSettings,
-    fingerprints: Mapping[str, str],
-    job: Job,
-    run: ImageRun,
-    edit: EditRun | None,
-) -> Files:
-    """Return an item's files."""
-    item = job.item
-    run = of_words(item, run)
-    settings = replace(
-        run.settings,
-        id=item.id,
-        line=item.line,
-        fingerprint=fingerprints.get(item.id, ""),
-        list_columns=dict(item.columns) or None,
-    )
-    beside = edit.beside_target(parts) if edit else _beside_video(run, parts)
-    return pack_with_page(replace(run, settings=settings), parts, beside, masks).files
-
-
 def _threads() -> int:
     """Return how many threads pack items: this process's share of the cores but one."""
     here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     # If the system tells: the cores granted by a batch system, not all of the machine's.
     usable = getattr(os, "sched_getaffinity", lambda _: range(os.cpu_count() or 1))(0)
     return max(1, min(8, len(usable) // here - 1))
-
-
-def of_words(item: Item, run: ImageRun) -> ImageRun:
-    """Return an item's run with the maps of the requested words."""
-    if item.words is None:
-        return run
-    return run.keep(columns_of(item.words, [run.heatmaps.prompt]))
 
 
 def _beside_video(run: ImageRun, parts: Collection[str]) -> dict[str, bytes]:

@@ -1,17 +1,17 @@
 """The command line: one module per command, see ``sdattn --help``.
 
 Commands import torch and diffusers only when they run, so that help, the version and completion
-come at once. `options` holds options of several commands, `common_options` options of all commands
-and of all that load a model, `checks` refuses what needs no model, and `config` their defaults from
-a file. `output` and `printing` print results, `failures`
-errors; `flags` spells the options in the library's messages as a command has them. To add a
-command, add a module and name it here. Its parameters have the library's names, so that errors
-about them name the flags that were typed.
+come at once. `options` holds options of several commands, in groups, and the options of all
+commands; `checks` reads values and refuses what needs no model. `output` and `printing` print
+results, `failures` errors; `flags` spells the options in the library's messages as a command has
+them. To add a command, add a module and name it here. Its options have the library's names, so that
+errors about them name the flags that were typed.
 """
 
 import atexit
 import gc
 import re
+import shlex
 import sys
 from typing import Annotated, Any
 
@@ -20,13 +20,13 @@ from typer.core import TyperCommand, TyperGroup
 
 from ..errors import did_you_mean
 from . import app, batch, diff, edit, explain, generate, info, show
-from .common_options import with_common_options
 from .failures import exit_code, failure
-from .options import OF_PIPELINES
+from .options import CALL, with_options
+from .output import TYPED
 
 # Panels of a command's help, in order. An option in none is the command's own and comes first.
 _PANELS = {
-    "Image": ("seed", *OF_PIPELINES),
+    "Image": ("seed", *CALL),
     "Heatmaps": ("preset", "refine", "ask", "causal", "keep", "negative_maps"),
     "Output": ("folder", "force", "json_", "quiet"),
     "Model": ("model", "device", "dtype", "lora", "scheduler"),
@@ -39,7 +39,6 @@ _PANELS = {
         "offload",
         "tokenizer",
         "config",
-        "config_file",
         "help",
     ),
 }
@@ -73,6 +72,7 @@ class _Command(_Literal, TyperCommand):
         return sorted(params, key=lambda param: order.index(_PLACES.get(param.name)))
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        ctx.meta[TYPED] = shlex.join(["sdattn", ctx.info_name, *args])
         try:
             return super().parse_args(ctx, args)
         except typer.BadParameter as error:
@@ -140,7 +140,7 @@ for command in (
     *(generate.generate, explain.explain, edit.edit, batch.batch),
     *(show.show, diff.diff, info.info, app.app),
 ):
-    commands.command(cls=_Command)(with_common_options(command))
+    commands.command(cls=_Command)(with_options(command))
 
 
 def main() -> None:

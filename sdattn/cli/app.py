@@ -4,14 +4,11 @@ from typing import Annotated
 
 import typer
 
-from .options import Device, Dtype, Loading, Model, load
+from .options import Loaded, load
 
 
 def app(
-    model: Model = "demo",
-    device: Device = None,
-    dtype: Dtype = None,
-    loading: Loading = None,
+    loaded: Loaded,
     host: Annotated[
         str, typer.Option(help="Address; 0.0.0.0 is open to everyone who can reach this machine.")
     ] = "127.0.0.1",
@@ -32,4 +29,4 @@ def app(
     import_gradio()  # it may be missing, and models take long to load
     from ..app.page import serve
 
-    serve(load(model, device, dtype, loading), host, port, browser=browser)
+    serve(load(loaded), host, port, browser=browser)

@@ -2,11 +2,12 @@
 
 import json
 import os
+from collections.abc import Callable
 from contextlib import suppress
 from datetime import datetime, timedelta
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -20,7 +21,8 @@ from ..errors import (
 )
 from ..files.terminal import counted, say
 from . import options
-from .checks import Checks
+from .checks import Checks, names_of, threshold_of
+from .options import option
 from .output import Output
 
 if TYPE_CHECKING:
@@ -34,6 +36,74 @@ _LAUNCHED = {  # what launchers set: torchrun and accelerate launch, and Ray for
 _PARTS = ("image", "video", "overlays", "grid", "maps", "masks", "report")
 
 
+_REQUEST = {  # by their names in Request
+    "photos": option(
+        str,
+        metavar="SOURCE",
+        help="Explain photos instead of drawing prompts: a folder or .tar of NAME.jpg with "
+        "NAME.txt, a table with a column of images, or a data set.",
+    ),
+    "seed": option(int, default=0, help="Seed of the first prompt; each later line adds 1."),
+    "batch_size": option(int, min=1, help="Items drawn together (default: 8 images or 1 video)."),
+    "shard_items": option(
+        int, min=1, help="Items in a shard, the unit of work (default: up to 100)."
+    ),
+    "limit": option(int, min=1, metavar="N", help="Draw only the first N items."),
+    "format": option(
+        Literal["folder", "webdataset"],
+        default="folder",
+        help="folder: one per item; webdataset: tar files of items.",
+    ),
+    "save": option(
+        str,
+        help=f"Comma-separated, from {', '.join(_PARTS)} (default: all except masks).",
+        autocompletion=options.list_of(*_PARTS),
+    ),
+    "mask_words": option(
+        str, "--words", help="Comma-separated words to make masks of (default: all)."
+    ),
+    "mask_threshold": option(str, help=options.MASK_THRESHOLD),
+    "part": option(
+        str, help="K/N: draw the K-th of N parts (default: what SLURM arrays and torchrun set)."
+    ),
+    "strict": option(
+        bool, "--strict", default=False, help="Stop before the first image if a line is bad."
+    ),
+    "force": option(
+        bool,
+        "--force",
+        default=False,
+        help="Continue another command's run: shards that differ are drawn again.",
+    ),
+    "retry_failed": option(
+        bool, "--retry-failed", default=False, help="Draw the items again that failed."
+    ),
+    "input_format": option(
+        Literal["jsonl", "csv", "tsv", "txt", "parquet"],
+        help="Input format. Default: from the file extension; for stdin, jsonl.",
+    ),
+    "prompt_column": option(
+        str,
+        help="The column that holds the prompt. Default: prompt, Prompt, Prompts, caption or "
+        "text, whichever exists.",
+    ),
+    "keep_columns": option(
+        str,
+        help="Comma-separated columns to copy into the results; all: every column that is no "
+        "option.",
+    ),
+    "max_errors": option(int, min=1, help="Stop after this many failed items."),
+    "engine": option(
+        Literal["local", "ray"],
+        default="local",
+        help="local: this machine; ray: a Ray cluster.",
+    ),
+    "workers": option(
+        int, min=1, help="Processes at work (default: one per GPU; without a GPU one)."
+    ),
+}
+
+
 def batch(
     output: Output,
     prompts: Annotated[
@@ -44,113 +114,14 @@ def batch(
             "input."
         ),
     ] = None,
-    photos: Annotated[
-        str | None,
-        typer.Option(
-            help="Explain photos instead of drawing prompts: a folder or .tar of NAME.jpg with "
-            "NAME.txt, a table with a column of images, or a data set.",
-            metavar="SOURCE",
-        ),
-    ] = None,
+    *,
     folder: Annotated[
         Path | None, typer.Option("--out", "-o", help="The run's folder, or s3://BUCKET/RUN.")
     ] = None,
-    model: options.Model = "demo",
-    seed: Annotated[
-        int, typer.Option(help="Seed of the first prompt; each later line adds 1.")
-    ] = 0,
-    num_inference_steps: options.Steps = None,
-    guidance_scale: options.Guidance = None,
-    negative_prompt: options.Negative = None,
-    width: options.Pixels = None,
-    height: options.Pixels = None,
-    num_frames: options.Frames = None,
-    set_: options.Settings = None,
-    preset: options.Preset = "default",
-    refine: options.Refine = None,
-    batch_size: Annotated[
-        int | None, typer.Option(min=1, help="Items drawn together (default: 8 images or 1 video).")
-    ] = None,
-    shard_items: Annotated[
-        int | None,
-        typer.Option(min=1, help="Items in a shard, the unit of work (default: up to 100)."),
-    ] = None,
-    limit: Annotated[
-        int | None, typer.Option(min=1, help="Draw only the first N items.", metavar="N")
-    ] = None,
-    format_: Annotated[
-        Literal["folder", "webdataset", "parquet"],
-        typer.Option(
-            "--format",
-            help="folder: one per item; webdataset: tar files of items; parquet: one row per item.",
-        ),
-    ] = "folder",
-    save: Annotated[
-        str | None,
-        typer.Option(
-            help=f"Comma-separated, from {', '.join(_PARTS)} (default: all except masks).",
-            autocompletion=options.list_of(*_PARTS),
-        ),
-    ] = None,
-    mask_words: Annotated[
-        str | None,
-        typer.Option("--words", help="Comma-separated words to make masks of (default: all)."),
-    ] = None,
-    mask_threshold: Annotated[
-        str | None,
-        typer.Option(help=options.MASK_THRESHOLD),
-    ] = None,
-    part: Annotated[
-        str | None,
-        typer.Option(
-            help="K/N: draw the K-th of N parts (default: what SLURM arrays and torchrun set)."
-        ),
-    ] = None,
-    strict: Annotated[
-        bool, typer.Option("--strict", help="Stop before the first image if a line is bad.")
-    ] = False,
-    force: Annotated[
-        bool,
-        typer.Option(
-            "--force",
-            help="Continue another command's run: shards that differ are drawn again.",
-        ),
-    ] = False,
-    retry_failed: Annotated[
-        bool, typer.Option("--retry-failed", help="Draw the items again that failed.")
-    ] = False,
-    input_format: Annotated[
-        Literal["jsonl", "csv", "tsv", "txt", "parquet"] | None,
-        typer.Option(help="Input format. Default: from the file extension; for stdin, jsonl."),
-    ] = None,
-    prompt_column: Annotated[
-        str | None,
-        typer.Option(
-            help="The column that holds the prompt. Default: prompt, Prompt, Prompts, caption or "
-            "text, whichever exists."
-        ),
-    ] = None,
-    keep_columns: Annotated[
-        str | None,
-        typer.Option(
-            help="Comma-separated columns to copy into the results; all: every column that is no "
-            "option."
-        ),
-    ] = None,
-    max_errors: Annotated[
-        int | None, typer.Option(min=1, help="Stop after this many failed items.")
-    ] = None,
-    engine: Annotated[
-        Literal["local", "ray"],
-        typer.Option(help="local: this machine; ray: a Ray cluster."),
-    ] = "local",
-    workers: Annotated[
-        int | None,
-        typer.Option(min=1, help="Processes at work (default: one per GPU; without a GPU one)."),
-    ] = None,
-    device: options.Device = None,
-    dtype: options.Dtype = None,
-    loading: options.Loading = None,
+    request: Annotated[options.Given, options.Group(_REQUEST)],
+    call: options.Call,
+    maps: options.Maps,
+    loaded: options.Loaded,
     status: Annotated[
         Path | None, typer.Option(help="Only print this run's progress.", metavar="RUN")
     ] = None,
@@ -180,72 +151,46 @@ def batch(
       sdattn batch --status RUN
     """
     if (status or verify) and (
-        prompts is not None or photos is not None or folder is not None or (status and verify)
+        prompts is not None or "photos" in request or folder is not None or (status and verify)
     ):
         raise typer.BadParameter("--status and --verify each take a run and nothing else.")
     if status:
         return _print_status(output, status)
     if verify:
         return _verify(output, verify)
-    if (prompts is None) == (photos is None):
+    if (prompts is None) == ("photos" not in request):
         raise typer.BadParameter("Pass a file of prompts, or --photos SOURCE.")
     if folder is None and not dry_run:
         raise typer.BadParameter("Pass --out RUN.")
     checks = Checks()
-    given = options.pipeline_options(
-        num_inference_steps=num_inference_steps,
-        guidance_scale=guidance_scale,
-        negative_prompt=negative_prompt,
-        width=width,
-        height=height,
-        num_frames=num_frames,
-    )
-    given |= checks.settings(set_)
+    given = checks.call(call)
     checks.refuse()
     from ..batch.request import Request
     from ..loading.options import LoadingOptions
     from ..maps.presets import preset_of
 
-    request = Request(
+    asked = {name: _READ[name](text) if name in _READ else text for name, text in request.items()}
+    loading = {name: loaded.pop(name) for name in options.LOADING if name in loaded}
+    drawn = Request(
         source=prompts,
-        photos=photos,
         out=folder or "dry-run",
-        model=model,
         options=given,
-        seed=seed,
-        batch_size=batch_size,
-        shard_items=shard_items,
-        limit=limit,
-        preset=preset_of(preset, refine),
-        format=format_,
-        save=None if save is None else options.names_of(save),
-        mask_words=None if mask_words is None else options.names_of(mask_words),
-        mask_threshold=options.threshold_of(mask_threshold),
-        part=None if part is None else _part(part),
-        strict=strict,
-        force=force,
-        retry_failed=retry_failed,
-        input_format=input_format,
-        prompt_column=prompt_column,
-        keep_columns="all" if keep_columns == "all" else options.names_of(keep_columns or ""),
-        max_errors=max_errors,
-        device=device,
-        dtype=dtype,
-        loading=LoadingOptions(**(loading or {})),
+        preset=preset_of(**maps),
+        loading=LoadingOptions(**loading),
         progress=not output.quiet,
-        engine=engine,
-        workers=workers,
+        **loaded,
+        **asked,
     )
     from ..loading.quiet import quiet_libraries
 
     quiet_libraries(prompts=True)
     try:
-        request.check()
+        drawn.check()
     except InvalidValueError as error:
         raise typer.BadParameter(str(error)) from error
     if dry_run:
-        return _print_forecast(output, request)
-    _run(output, request)
+        return _print_forecast(output, drawn)
+    _run(output, drawn)
 
 
 def _run(output: Output, request: "Request") -> None:
@@ -279,6 +224,15 @@ def _part(text: str) -> tuple[int, int]:
         return int(first), int(last)
     why = f"{text!r} is not K/N with K from 1 to N."
     raise typer.BadParameter(why, param_hint="--part")
+
+
+_READ: dict[str, Callable[[str], Any]] = {  # how values in commas, and the like, are read
+    "save": names_of,
+    "mask_words": names_of,
+    "mask_threshold": threshold_of,
+    "part": _part,
+    "keep_columns": lambda text: text if text == "all" else names_of(text),
+}
 
 
 def _print_forecast(output: Output, request: "Request") -> None:

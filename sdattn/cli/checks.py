@@ -1,12 +1,15 @@
-"""Checks of a command's options before its model is loaded, all in one message. No torch."""
+"""How values of options are read, and checks of them before a model is loaded, all in one message.
+No torch."""
 
+import json
+import re
 from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
 
 import typer
 
 from ..errors import InvalidValueError, SdattnError
-from .options import OF_PIPELINES, setting
+from .options import CALL, LOADING
 
 _Given = ParamSpec("_Given")
 _Found = TypeVar("_Found")
@@ -33,12 +36,17 @@ class Checks:
             self._failed.append(error)
             return None
 
-    def settings(self, texts: list[str] | None) -> dict[str, Any]:
-        """Return the options in --set that can be read."""
-        return dict(filter(None, (self.run(setting, text) for text in texts or ())))
+    def call(self, call: dict[str, Any]) -> dict[str, Any]:
+        """Return the options of the pipeline's call, with those in --set that can be read."""
+        given = {name: value for name, value in call.items() if name != "set_"}
+        for text in call.get("set_", ()):
+            if (found := self.run(setting, text)) is not None:
+                name, value = found
+                given[name] = value
+        return given
 
     def of_call(
-        self, model: str, loading: dict[str, Any] | None, prompts: list[str], seed: int, given: Any
+        self, loaded: dict[str, Any], prompts: list[str], seed: int, given: dict[str, Any]
     ) -> None:
         """Check the options of a run, as far as they can be judged without its model."""
         from ..loading.facts import check_frames, check_names, check_size
@@ -53,15 +61,15 @@ class Checks:
         self.run(checked_seeds, seed)
         for name, value in given.items():
             self.run(check_values, {name: value})
+        model = loaded["model"]
         self.run(check_size, model, given)
         self.run(check_frames, model, given)
-        further = set(given) - {*OF_PIPELINES}
+        further = sorted(given.keys() - CALL.keys())
         if further and not self._failed:  # it takes seconds
-            where = loading or {}
-            revision = where.get("revision")
-            config = where.get("config")
-            self.run(check_names, model, sorted(further), revision=revision, config=config)
-        if (how := self.run(lambda: LoadingOptions(**(loading or {})))) is not None:
+            where = {name: loaded.get(name) for name in ("revision", "config")}
+            self.run(check_names, model, further, **where)
+        loading = {name: value for name, value in loaded.items() if name in LOADING}
+        if (how := self.run(LoadingOptions, **loading)) is not None:
             self.run(how.check_files, model)
 
     def refuse(self) -> None:
@@ -84,3 +92,58 @@ def _said(error: SdattnError | typer.BadParameter) -> str:
     if isinstance(error, SdattnError):
         return str(error)
     return f"{error.param_hint}: {error.message}" if error.param_hint else error.message
+
+
+# How values are read
+
+_WITH_OPTION = {  # names that --set refuses: options of the commands and of generate()
+    *("prompt", "pipe", "seed", "words", "capture_options", "preset", "refine", "ask", "causal"),
+    *("spots", "max_bytes"),
+    *CALL,
+}
+
+
+def setting(text: str) -> tuple[str, Any]:
+    """Read NAME=VALUE; the value is JSON if it parses as JSON, else text."""
+    name, is_set, value = text.partition("=")
+    if not is_set or not name.isidentifier():
+        raise typer.BadParameter(f"{text!r} is not NAME=VALUE.", param_hint="--set")
+    if name in _WITH_OPTION:
+        raise typer.BadParameter(f"Pass {name} by its own option or argument.")
+    try:
+        return name, json.loads(value)
+    except json.JSONDecodeError:
+        return name, value
+
+
+def names_of(text: str) -> tuple[str, ...]:
+    """Read names with commas between."""
+    return tuple(filter(None, map(str.strip, text.split(","))))
+
+
+def threshold_of(text: str | None) -> float | str | None:
+    """Read a threshold of masks: a number, or a name."""
+    try:
+        return None if text is None else float(text)
+    except ValueError:
+        return text
+
+
+def bytes_of(size: str | None) -> int | None:
+    """Read --max-memory.
+
+    >>> bytes_of("500 MB"), bytes_of("1.5GiB")
+    (500000000, 1610612736)
+    """
+    if size is None:
+        return None
+    found = re.fullmatch(r"(\d+(?:\.\d+)?) *([KMGT])(i?)B", size.strip(), re.IGNORECASE)
+    number = 0
+    if found:
+        base = 1024 if found[3] else 1000
+        number = round(float(found[1]) * base ** ("KMGT".index(found[2].upper()) + 1))
+    if not number:
+        raise typer.BadParameter(
+            f"{size!r} is not a size such as 4GB, 500 MB or 1.5GiB.", param_hint="--max-memory"
+        )
+    return number

@@ -7,12 +7,25 @@ import typer
 
 from . import options
 from .checks import Checks
-from .common_options import LOADING
 from .output import Output
 from .show import load_item
 
 if TYPE_CHECKING:
     from ..runs.diff.comparison import Comparison
+
+_CALL = {
+    "num_inference_steps": options.CALL["num_inference_steps"],
+    "guidance_scale": options.CALL["guidance_scale"],
+    "set_": options.SET,
+}
+_DRAWN = {
+    "model": options.option(str, help="With --lora: the model, as for generate (default: demo)."),
+    "seed": options.option(int, help="With --lora: seed of the noise (default: 0)."),
+    **_CALL,
+    "device": options.DEVICE,
+    "dtype": options.DTYPE,
+    **options.LOADING,
+}
 
 
 def diff(
@@ -27,22 +40,12 @@ def diff(
         str | None, typer.Argument(help="The other run; with --lora the first word.")
     ] = None,
     words: options.Words = None,
+    *,
     item: Annotated[
         list[str] | None,
         typer.Option(help="An item's id in both batch runs; given twice, in A and in B."),
     ] = None,
-    model: Annotated[
-        str | None, typer.Option(help="With --lora: the model, as for generate (default: demo).")
-    ] = None,
-    seed: Annotated[
-        int | None, typer.Option(help="With --lora: seed of the noise (default: 0).")
-    ] = None,
-    num_inference_steps: options.Steps = None,
-    guidance_scale: options.Guidance = None,
-    set_: options.Settings = None,
-    device: options.Device = None,
-    dtype: options.Dtype = None,
-    loading: options.Loading = None,
+    asked: Annotated[options.Given, options.Group(_DRAWN)],
     folder: Annotated[Path | None, options.folder_named("A-vs-B")] = None,
     force: options.Force = False,
 ) -> None:
@@ -56,18 +59,7 @@ def diff(
       sdattn diff "a cat left of a pizza" --lora my-style.safetensors
       sdattn diff "a cat on a sofa" --model owner/name --lora style.safetensors:0.8
     """
-    how = {
-        "model": model,
-        "seed": seed,
-        "num_inference_steps": num_inference_steps,
-        "guidance_scale": guidance_scale,
-        "set_": set_,
-        "device": device,
-        "dtype": dtype,
-        **(loading or {}),
-    }
-    asked = {name: value for name, value in how.items() if value is not None}
-    if loading and "lora" in loading:
+    if "lora" in asked:
         chosen = [word for word in (run_b, *(words or ())) if word is not None]
         found, folder = _with_and_without(output, run_a, asked, chosen or None, folder, force)
     elif asked:
@@ -126,21 +118,18 @@ def _with_and_without(
     from ..runs.targets import check_target
 
     seed = asked.get("seed", 0)
-    model = asked.get("model", "demo")
+    loaded = {"model": "demo", **{n: asked[n] for n in options.MODEL if n in asked}}
     out = out or Path("outputs") / f"{file_name(prompt)}-{seed}-with-lora"
     checks = Checks()
     checks.run(check_target, out, force=force, kind="diff")
-    drawn = ("num_inference_steps", "guidance_scale")
-    given = {name: asked[name] for name in drawn if name in asked}
-    given |= checks.settings(asked.get("set_"))
-    loading = {name: asked[name] for name in LOADING if name in asked}
-    checks.of_call(model, loading, [prompt], seed, given)
+    given = checks.call({name: asked[name] for name in _CALL if name in asked})
+    checks.of_call(loaded, [prompt], seed, given)
     checks.refuse()
-    without = {name: value for name, value in loading.items() if name != "lora"}
+    without = {name: value for name, value in loaded.items() if name != "lora"}
     # The LoRA first: loading it shows whether it fits the model.
     runs = []
-    for how in (loading, without):
-        pipe = options.load(model, asked.get("device"), asked.get("dtype"), how, output)
+    for how in (loaded, without):
+        pipe = options.load(how, output)
         from ..models.facts import check_makes_images
         from ..runs.diff import diff
         from ..runs.generation import generate
@@ -148,7 +137,8 @@ def _with_and_without(
         check_makes_images(pipe)
         runs.append(generate(pipe, prompt, seed=seed, words=words, **given))
         del pipe  # before the next is loaded
-    said = ", ".join(loading["lora"])
+    model = loaded["model"]
+    said = ", ".join(loaded["lora"])
     names = f"{model} without LoRA", f"{model} with {said}"
     return diff(runs[1], runs[0], words=words, names=names), out
 

@@ -6,14 +6,31 @@ from typing import Annotated, Any, Literal
 import typer
 
 from . import options
-from .checks import Checks
+from .checks import Checks, bytes_of
 from .output import Output
+
+_CALL = {
+    "num_inference_steps": options.option(
+        int,
+        "--steps",
+        min=1,
+        help="Denoising steps (default: 20 for the demo, else the pipeline's, or 50 with --image).",
+    ),
+    "guidance_scale": options.option(
+        float,
+        "--guidance",
+        help="Guidance scale (default: a demo's own, else the pipeline's, or with --image "
+        "7.5, 1 for SD3).",
+    ),
+    **{name: options.CALL[name] for name in ("negative_prompt", "width", "height")},
+}
 
 
 def edit(
     output: Output,
     source: Annotated[str, typer.Argument(help="The prompt whose image is kept.")],
     targets: Annotated[list[str], typer.Argument(help="The edited prompt, or several.")],
+    *,
     mode: Annotated[
         Literal["auto", "replace", "refine", "reweight"],
         typer.Option(help="Swap words, add or remove words, or reweight words."),
@@ -46,19 +63,11 @@ def edit(
         bool | None,
         typer.Option(help="Optimise the inversion of --image (default: on for UNets)."),
     ] = None,
-    preset: options.Preset = "default",
-    refine: options.Refine = None,
-    model: options.Model = "demo",
+    maps: options.Maps,
     seed: options.Seed = 0,
-    num_inference_steps: options.InvertedSteps = None,
-    guidance_scale: options.InvertedGuidance = None,
-    negative_prompt: options.Negative = None,
-    width: options.Pixels = None,
-    height: options.Pixels = None,
+    call: Annotated[options.Given, options.Group(_CALL)],
     max_bytes: options.MaxMemory = None,
-    device: options.Device = None,
-    dtype: options.Dtype = None,
-    loading: options.Loading = None,
+    loaded: options.Loaded,
     folder: Annotated[Path | None, options.folder_named("SOURCE-edit-SEED")] = None,
     force: options.Force = False,
 ) -> None:
@@ -77,15 +86,9 @@ def edit(
     checks = Checks()
     factors = dict(filter(None, (checks.run(_parsed_weight, text) for text in weights or ())))
     folder = folder or Path("outputs") / f"{file_name(source)}-edit-{seed}"
-    given = options.pipeline_options(
-        num_inference_steps=num_inference_steps,
-        guidance_scale=guidance_scale,
-        negative_prompt=negative_prompt,
-        width=width,
-        height=height,
-    )
-    checks.of_call(model, loading, [source, *targets], seed, given)
-    allowed = checks.run(options.bytes_of, max_bytes)
+    given = dict(call)
+    checks.of_call(loaded, [source, *targets], seed, given)
+    allowed = checks.run(bytes_of, max_bytes)
     given_image = None
     if image:
         from ..files.images import open_image
@@ -94,17 +97,17 @@ def edit(
         given_image = checks.run(open_image, image)
     checks.run(check_target, folder, force=force, kind="edit")
     checks.refuse()
-    pipe = options.load(model, device, dtype, loading, output)
-    from ..edit.editing import EditOptions, edit, prepare
-    from .printing import print_folder, table
+    pipe = options.load(loaded, output)
+    from ..edit.editing import EditOptions, edit, plan_edit
+    from .printing import print_folder, save_run, table
 
     asked = EditOptions(mode, cross_replace_steps, self_replace_steps, blend or (), factors)
     if given_image is not None:
-        prepare(pipe, source, targets, asked, given)  # refuse before the long part
+        plan_edit(pipe, source, targets, asked, given)  # refuse before the long part
         given["inversion"] = _invert(pipe, given_image, source, given, null_text)
-    given |= {"preset": preset, "refine": refine, "max_bytes": allowed}
+    given |= {**maps, "max_bytes": allowed}
     run = edit(pipe, source, targets, seed=seed, **vars(asked), **given)
-    run.save(folder, force=force)
+    save_run(output, run, folder, force=force)
     rows = [
         (heatmaps.prompt.text, ", ".join(words))
         for heatmaps, words in zip(run.heatmaps, run.words, strict=True)

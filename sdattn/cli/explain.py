@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from . import options
-from .checks import Checks
+from .checks import Checks, bytes_of
 from .output import Output
 
 
@@ -16,6 +16,7 @@ def explain(
     output: Output,
     image: Annotated[Path, typer.Argument(help="The image's file.")],
     prompt: Annotated[str, typer.Argument(help="What the image shows.")],
+    *,
     invert: Annotated[
         bool,
         typer.Option("--invert", help="Find the noise behind the image; slower; UNets only."),
@@ -23,7 +24,6 @@ def explain(
     timesteps: Annotated[
         str | None, typer.Option(help="Timesteps to look at, e.g. 100,300; 1 is almost the image.")
     ] = None,
-    model: options.Model = "demo",
     seed: options.Seed = 0,
     num_inference_steps: Annotated[
         int | None,
@@ -31,13 +31,9 @@ def explain(
             "--steps", min=1, help="Steps with --invert (default: 20 for the demo, else 50)."
         ),
     ] = None,
-    preset: options.Preset = "default",
-    refine: options.Refine = None,
-    ask: options.Ask = None,
+    maps: Annotated[options.Given, options.Group({**options.MAPS, "ask": options.ASK})],
     max_bytes: options.MaxMemory = None,
-    device: options.Device = None,
-    dtype: options.Dtype = None,
-    loading: options.Loading = None,
+    loaded: options.Loaded,
     folder: Annotated[Path | None, options.folder_named("IMAGE-explained-SEED")] = None,
     force: options.Force = False,
 ) -> None:
@@ -60,23 +56,22 @@ def explain(
         raise typer.BadParameter(f"The image and its prompt are swapped. Type: {asked}")
     checks = Checks()
     way: dict[str, Any] = {"timesteps": checks.run(_parsed, timesteps), "invert": invert}
-    way |= options.pipeline_options(num_inference_steps=num_inference_steps)
-    allowed = checks.run(options.bytes_of, max_bytes)
+    if num_inference_steps is not None:
+        way["num_inference_steps"] = num_inference_steps
+    allowed = checks.run(bytes_of, max_bytes)
     folder = folder or Path("outputs") / f"{file_name(image.stem)}-explained-{seed}"
-    maps: dict[str, Any] = {"preset": preset, "refine": refine, "ask": ask}
-    checks.of_call(model, loading, [prompt], seed, {})
+    checks.of_call(loaded, [prompt], seed, {})
     opened = checks.run(open_image, image)
     checks.run(check_apart, folder, image)
     checks.run(check_target, folder, force=force)
     checks.refuse()
     assert opened is not None  # or refused
-    pipe = options.load(model, device, dtype, loading, output)
+    pipe = options.load(loaded, output)
     from ..runs.explaining import explain
-    from .printing import print_rows, print_run
+    from .printing import print_rows, print_run, save_run
 
-    maps["max_bytes"] = allowed
-    run = explain(pipe, opened, prompt, seed=seed, **way, **maps)
-    print_run(output, run, run.save(folder, force=force))
+    run = explain(pipe, opened, prompt, seed=seed, max_bytes=allowed, **way, **maps)
+    print_run(output, run, save_run(output, run, folder, force=force))
     explained = run[0].settings.explained
     seen = run[0].image.size
     whole = opened.size

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from . import options
-from .checks import Checks
+from .checks import Checks, bytes_of
 from .output import Output
 
 _KEPT = ("steps", "heads", "spots")
@@ -17,21 +17,13 @@ _MOST = 1000  # folders that are looked at before the run
 def generate(
     output: Output,
     prompt: Annotated[str, typer.Argument(help="What to draw.")],
-    model: options.Model = "demo",
+    *,
     seed: options.Seed = 0,
-    num_inference_steps: options.Steps = None,
-    guidance_scale: options.Guidance = None,
-    negative_prompt: options.Negative = None,
-    width: options.Pixels = None,
-    height: options.Pixels = None,
-    num_frames: options.Frames = None,
-    set_: options.Settings = None,
+    call: options.Call,
     negative_maps: Annotated[
         bool, typer.Option("--negative-maps", help="Draw where the negative prompt's words went.")
     ] = False,
-    preset: options.Preset = "default",
-    refine: options.Refine = None,
-    ask: options.Ask = None,
+    maps: Annotated[options.Given, options.Group({**options.MAPS, "ask": options.ASK})],
     causal: Annotated[
         bool,
         typer.Option(
@@ -46,9 +38,7 @@ def generate(
         ),
     ] = None,
     max_bytes: options.MaxMemory = None,
-    device: options.Device = None,
-    dtype: options.Dtype = None,
-    loading: options.Loading = None,
+    loaded: options.Loaded,
     folder: Annotated[Path | None, options.folder_named("PROMPT-SEED")] = None,
     force: options.Force = False,
 ) -> None:
@@ -57,52 +47,41 @@ def generate(
     Examples:
       sdattn generate "a cat left of a pizza"
       sdattn generate "a cat on a sofa" --model owner/name --steps 30 --refine self
-      sdattn generate --config outputs/a-cat-on-a-sofa-0/run.json --seed 1
     """
     from ..files.paths import file_name
     from ..models.values import EACH, whole
     from ..runs.targets import check_target, run_folders
 
-    if negative_maps and not negative_prompt:
+    if negative_maps and not call.get("negative_prompt"):
         raise typer.BadParameter("--negative-maps needs --negative.")
     checks = Checks()
-    given = options.pipeline_options(
-        num_inference_steps=num_inference_steps,
-        guidance_scale=guidance_scale,
-        negative_prompt=negative_prompt,
-        width=width,
-        height=height,
-        num_frames=num_frames,
-    )
-    given |= checks.settings(set_)
+    given = checks.call(call)
     kept = checks.run(_kept, keep) or {}
     spots = kept.pop("spots", None) is not None
     watch = {**kept, **({"branch": "both"} if negative_maps else {})}
     folder = folder or Path("outputs") / f"{file_name(prompt)}-{seed}"
-    allowed = checks.run(options.bytes_of, max_bytes)
-    checks.of_call(model, loading, [prompt], seed, given)
+    allowed = checks.run(bytes_of, max_bytes)
+    checks.of_call(loaded, [prompt], seed, given)
     images = math.prod(whole(given.get(name)) or 1 for name in EACH)
     for one in run_folders(folder, min(images, _MOST)):
         checks.run(check_target, one, force=force)
     checks.refuse()
-    pipe = options.load(model, device, dtype, loading, output)
+    pipe = options.load(loaded, output)
     from ..runs.generation import generate
-    from .printing import print_run
+    from .printing import print_run, save_run
 
     run = generate(
         pipe,
         prompt,
         seed=seed,
-        preset=preset,
-        refine=refine,
-        ask=ask,
         causal=causal,
         spots=spots,
         capture_options=watch,
         max_bytes=allowed,
+        **maps,
         **given,
     )
-    print_run(output, run, run.save(folder, force=force))
+    print_run(output, run, save_run(output, run, folder, force=force))
 
 
 def _kept(keep: str | None) -> dict[str, str]:

@@ -1,17 +1,25 @@
 """``sdattn info``: a model's attention layers, and the features that do not work with it."""
 
+from collections import Counter
 from itertools import groupby
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from ..errors import SdattnError
-from .options import DEVICES, Dtype, Loading, load, one_of
+from .options import DEVICES, DTYPE, LOADING, Given, Group, load, one_of
 from .output import Output
 
 if TYPE_CHECKING:
     from ..models.attention_layer import AttentionLayer
     from ..models.pipeline import Pipeline
+
+_UNSEEN = {  # kinds of layers that no capture sees, and why
+    "linear": "they have no softmax",
+    "temporal": "they look at frames, not at the text",
+    "text": "they are of the text alone",
+    "audio": "their queries or keys are a video's sound",
+}
 
 
 def info(
@@ -21,8 +29,8 @@ def info(
         str,
         typer.Option(help="Device to load it on, e.g. cuda:1.", autocompletion=one_of(*DEVICES)),
     ] = "cpu",
-    dtype: Dtype = None,
-    loading: Loading = None,
+    *,
+    loading: Annotated[Given, Group({"dtype": DTYPE, **LOADING})],
 ) -> None:
     """List a model's attention layers, the memory that capture would hold, and the features
     that do not work with the model.
@@ -34,10 +42,9 @@ def info(
     from ..loading.options import device_of, options_of
     from ..models.facts import latent_size
     from ..models.layers import find_denoiser
-    from ..models.shortcomings import shortcomings
     from ..runs.info import LayerEntry
 
-    pipe = load(model, device, dtype, loading, output)
+    pipe = load({"model": model, "device": device, **loading}, output)
     found = find_denoiser(pipe).layers
     latent = latent_size(pipe)
     columns = _columns(pipe)
@@ -113,6 +120,33 @@ def _held(layers: "list[AttentionLayer]", latent: tuple[int, int], columns: int)
     texts = [layer for layer in layers if layer.kind in TEXT_KINDS]
     full = Keep.of(steps="all", heads="all").nbytes(texts, latent, columns, passes=50)
     return {"default": Keep.of().nbytes(texts, latent, columns), "all_of_50_steps": full}
+
+
+def shortcomings(pipe: "Pipeline") -> list[str]:
+    """Return the features of sdattn that do not work with a pipeline, one line each."""
+    from ..models.families import edits_of
+    from ..models.guidance import guided_order
+    from ..models.layers import find_denoiser
+    from ..models.reading import read_prompts
+
+    kinds = Counter[str](layer.kind for layer in find_denoiser(pipe).layers)
+    found = [
+        f"{kinds[kind]} {kind} attention layers cannot be captured: {why}."
+        for kind, why in _UNSEEN.items()
+        if kinds[kind]
+    ]
+    if kinds["joint"]:
+        found.append("joint attention: the text's columns are captured, not the image's own.")
+    for check in (guided_order, lambda pipe: read_prompts(pipe, "a")):
+        try:
+            check(pipe)
+        except (TypeError, ValueError) as error:
+            found.append(str(error))
+    try:
+        edits_of(pipe)
+    except TypeError as error:
+        found.append(f"sdattn edit: {error}")
+    return found
 
 
 def _columns(pipe: "Pipeline") -> int | None:

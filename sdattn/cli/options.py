@@ -1,14 +1,35 @@
-"""Options that several commands share, each defined once, and how their values are read."""
+"""Options that several commands share, each defined once. A command's function takes those that
+belong together as one dictionary, by their names in the library: an argument annotated with a
+:class:`Group`."""
 
+import functools
 import gc
-import json
-import re
-from collections.abc import Callable
-from typing import Annotated, Any, Literal
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args
 
 import typer
 
-from .output import Output
+from .output import TYPED, Output
+
+Offload = Literal["model", "sequential", "group"]
+Given = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Group:
+    """Options by their parameters' names: each its type, as typer reads it, and its default."""
+
+    options: Mapping[str, tuple[Any, Any]]
+
+
+def option(kind: Any, *flags: str, default: Any = None, **told: Any) -> tuple[Any, Any]:
+    """Return an option for a group; ``told`` is what :func:`typer.Option` takes. Without a default
+    it is None, which a group leaves out."""
+    kind = kind if default is not None else kind | None
+    return Annotated[kind, typer.Option(*flags, **told)], default
 
 
 def one_of(*values: str) -> Callable[[str], list[str]]:
@@ -27,183 +48,63 @@ def list_of(*names: str) -> Callable[[str], list[str]]:
     return complete
 
 
-Model = Annotated[
+# The model
+
+DEVICES = ("cpu", "cuda", "mps")
+DTYPE = option(
+    Literal["float32", "float16", "bfloat16", "fp32", "fp16", "bf16"],
+    help="Default: on CUDA bfloat16 for FLUX, Qwen-Image and Sana, float16 for others; float32 "
+    "elsewhere.",
+)
+DEVICE = option(
     str,
-    typer.Option(
+    help="Device, e.g. cpu, cuda:1, mps (default: best available).",
+    autocompletion=one_of(*DEVICES),
+)
+LOADING = {  # by their names in LoadingOptions
+    "variant": option(str, help="Variant of weight files, e.g. fp16 for model.fp16.safetensors."),
+    "revision": option(str, help="A branch, tag or commit on the hub."),
+    "lora": option(
+        list[str],
+        help="PATH or PATH:SCALE: a .safetensors file, a folder, a hub id; several times. Needs "
+        "peft.",
+    ),
+    "quantization": option(
+        str,
+        "--quantize",
+        help="8bit or 4bit, by bitsandbytes on a GPU; gguf:FILE for the denoiser.",
+        autocompletion=one_of("8bit", "4bit", "gguf:"),
+    ),
+    "offload": option(
+        Offload,
+        help="Keep weights in CPU memory until needed: whole models (model) or layer by layer.",
+    ),
+    "scheduler": option(str, help="Scheduler class of diffusers, e.g. EulerDiscreteScheduler."),
+    "tokenizer": option(Path, help="For a single file: its tokenizer's folder."),
+    "config": option(
+        str,
+        "--single-file-config",
+        help="For a single file: its settings, from a diffusers folder or hub id.",
+    ),
+}
+MODEL = {  # by their names in load_pipeline()
+    "model": option(
+        str,
+        default="demo",
         help="demo, demo-mmdit, demo-video, a diffusers folder, a .safetensors file, or a hub id.",
         autocompletion=one_of("demo", "demo-mmdit", "demo-video"),
     ),
-]
-DEVICES = ("cpu", "cuda", "mps")
-Device = Annotated[
-    str | None,
-    typer.Option(
-        help="Device, e.g. cpu, cuda:1, mps (default: best available).",
-        autocompletion=one_of(*DEVICES),
-    ),
-]
-Dtype = Annotated[
-    Literal["float32", "float16", "bfloat16", "fp32", "fp16", "bf16"] | None,
-    typer.Option(
-        help="Default: on CUDA bfloat16 for FLUX, Qwen-Image and Sana, float16 for others; float32 "
-        "elsewhere."
-    ),
-]
-Loading = dict[str, Any] | None  # of the options in cli/common_options.py
-Seed = Annotated[int, typer.Option(help="Seed of the noise; each further image adds 1.")]
-Steps = Annotated[
-    int | None,
-    typer.Option(
-        "--steps", min=1, help="Denoising steps (default: 20 for the demo, else the pipeline's)."
-    ),
-]
-InvertedSteps = Annotated[
-    int | None,
-    typer.Option(
-        "--steps",
-        min=1,
-        help="Denoising steps (default: 20 for the demo, else the pipeline's, or 50 with --image).",
-    ),
-]
-Guidance = Annotated[
-    float | None,
-    typer.Option("--guidance", help="Guidance scale (default: a demo's own, else the pipeline's)."),
-]
-InvertedGuidance = Annotated[
-    float | None,
-    typer.Option(
-        "--guidance",
-        help="Guidance scale (default: a demo's own, else the pipeline's, or with --image "
-        "7.5, 1 for SD3).",
-    ),
-]
-Negative = Annotated[str | None, typer.Option("--negative", help="Negative prompt.")]
-Pixels = Annotated[int | None, typer.Option(min=1, help="In pixels (default: the model's).")]
-Frames = Annotated[
-    int | None,
-    typer.Option("--frames", min=1, help="Frames of a video (default: the pipeline's)."),
-]
-Settings = Annotated[
-    list[str] | None,
-    typer.Option("--set", help="NAME=VALUE: any other pipeline argument, e.g. true_cfg_scale=4."),
-]
-Preset = Annotated[
-    Literal[
-        "default",
-        "daam",
-        "p2p",
-        "attend-and-excite",
-        "ovam",
-        "sum",
-        "output",
-        "seg4diff",
-        "rescaled",
-        "joint",
-        "columns",
-    ],
-    typer.Option(help="How maps are made (default: best measured for the model's family)."),
-]
-Refine = Annotated[
-    Literal["self"] | None,
-    typer.Option(help="self: sharper maps, along the image's self-attention."),
-]
-Ask = Annotated[
-    str | None,
-    typer.Option(help="Another text, 'wheel, hat': where its words would go, in asked/."),
-]
-MaxMemory = Annotated[
-    str | None,
-    typer.Option(
-        "--max-memory",
-        help="Refuse a run whose maps would take more, e.g. 4GB, 500MB (default: none).",
-    ),
-]
-MASK_THRESHOLD = "Share of a map's range that its mask is above, or otsu (default: 0.5)."
-Words = Annotated[list[str] | None, typer.Argument(help="Words or phrases; all words by default.")]
-Force = Annotated[bool, typer.Option(help="Replace earlier output of this command.")]
-
-
-def folder_named(name: str) -> Any:
-    """Return the option --out for a command that writes ``outputs/NAME`` by default."""
-    return typer.Option("--out", "-o", help=f"Output folder (default: outputs/{name}).")
-
-
-OF_PIPELINES = (  # options of the pipeline's call that have a flag
-    "num_inference_steps",
-    "guidance_scale",
-    "negative_prompt",
-    "width",
-    "height",
-    "num_frames",
-)
-_WITH_OPTION = {  # names that --set refuses: options of the commands and of generate()
-    *("prompt", "pipe", "seed", "words", "capture_options", "preset", "refine", "ask", "causal"),
-    *("spots", "max_bytes"),
-    *OF_PIPELINES,
+    "device": DEVICE,
+    "dtype": DTYPE,
+    **LOADING,
 }
+Loaded = Annotated[Given, Group(MODEL)]
 
 
-def pipeline_options(**options: float | str | None) -> dict[str, Any]:
-    """Return the options of the pipeline's call that were given; --set has its own, `setting`."""
-    return {name: value for name, value in options.items() if value is not None}
-
-
-def setting(text: str) -> tuple[str, Any]:
-    """Read NAME=VALUE; the value is JSON if it parses as JSON, else text."""
-    name, is_set, value = text.partition("=")
-    if not is_set or not name.isidentifier():
-        raise typer.BadParameter(f"{text!r} is not NAME=VALUE.", param_hint="--set")
-    if name in _WITH_OPTION:
-        raise typer.BadParameter(f"Pass {name} by its own option or argument.")
-    try:
-        return name, json.loads(value)
-    except json.JSONDecodeError:
-        return name, value
-
-
-def names_of(text: str) -> tuple[str, ...]:
-    """Read names with commas between."""
-    return tuple(filter(None, map(str.strip, text.split(","))))
-
-
-def threshold_of(text: str | None) -> float | str | None:
-    """Read a threshold of masks: a number, or a name."""
-    try:
-        return None if text is None else float(text)
-    except ValueError:
-        return text
-
-
-def bytes_of(size: str | None) -> int | None:
-    """Read --max-memory.
-
-    >>> bytes_of("500 MB"), bytes_of("1.5GiB")
-    (500000000, 1610612736)
-    """
-    if size is None:
-        return None
-    found = re.fullmatch(r"(\d+(?:\.\d+)?) *([KMGT])(i?)B", size.strip(), re.IGNORECASE)
-    number = 0
-    if found:
-        base = 1024 if found[3] else 1000
-        number = round(float(found[1]) * base ** ("KMGT".index(found[2].upper()) + 1))
-    if not number:
-        raise typer.BadParameter(
-            f"{size!r} is not a size such as 4GB, 500 MB or 1.5GiB.", param_hint="--max-memory"
-        )
-    return number
-
-
-def load(
-    model: str,
-    device: str | None,
-    dtype: str | None,
-    loading: Loading = None,
-    output: Output | None = None,
-) -> Any:
-    """Load the pipeline that --model, --device, --dtype and the loading options name, and describe
-    it on stderr."""
+def load(loaded: Mapping[str, Any], output: Output | None = None) -> Any:
+    """Load the pipeline that a command's options name, and describe it on stderr."""
     output = output or Output()
+    model = loaded["model"]
     output.note(f"loading {model} …")  # at once: the imports alone take seconds
     # Imports make very many objects, hardly one of them garbage. Frozen, they are not looked
     # through again, neither while the command runs nor when Python ends.
@@ -213,7 +114,7 @@ def load(
         from ..loading.quiet import quiet_libraries
 
         quiet_libraries()
-        pipe = load_pipeline(model, device=device, dtype=dtype, **(loading or {}))
+        pipe = load_pipeline(**loaded)
     finally:
         gc.freeze()
         gc.enable()
@@ -227,3 +128,128 @@ def load(
     if output.quiet:
         pipe.set_progress_bar_config(disable=True)
     return pipe
+
+
+# The image
+
+Seed = Annotated[int, typer.Option(help="Seed of the noise; each further image adds 1.")]
+CALL = {  # by their names in the pipelines' calls
+    "num_inference_steps": option(
+        int,
+        "--steps",
+        min=1,
+        help="Denoising steps (default: 20 for the demo, else the pipeline's).",
+    ),
+    "guidance_scale": option(
+        float,
+        "--guidance",
+        help="Guidance scale (default: a demo's own, else the pipeline's).",
+    ),
+    "negative_prompt": option(str, "--negative", help="Negative prompt."),
+    "width": option(int, min=1, help="In pixels (default: the model's)."),
+    "height": option(int, min=1, help="In pixels (default: the model's)."),
+    "num_frames": option(
+        int, "--frames", min=1, help="Frames of a video (default: the pipeline's)."
+    ),
+}
+SET = option(
+    list[str], "--set", help="NAME=VALUE: any other pipeline argument, e.g. true_cfg_scale=4."
+)
+Call = Annotated[Given, Group({**CALL, "set_": SET})]
+
+# The heatmaps
+
+Preset = Literal[
+    "default",
+    "daam",
+    "p2p",
+    "attend-and-excite",
+    "ovam",
+    "sum",
+    "output",
+    "seg4diff",
+    "rescaled",
+    "joint",
+    "columns",
+]
+MAPS = {  # by their names in generate()
+    "preset": option(
+        Preset,
+        default="default",
+        help="How maps are made (default: best measured for the model's family).",
+    ),
+    "refine": option(Literal["self"], help="self: sharper maps, along the image's self-attention."),
+}
+Maps = Annotated[Given, Group(MAPS)]
+ASK = option(str, help="Another text, 'wheel, hat': where its words would go, in asked/.")
+MaxMemory = Annotated[
+    str | None,
+    typer.Option(
+        "--max-memory",
+        help="Refuse a run whose maps would take more, e.g. 4GB, 500MB (default: none).",
+    ),
+]
+MASK_THRESHOLD = "Share of a map's range that its mask is above, or otsu (default: 0.5)."
+Words = Annotated[list[str] | None, typer.Argument(help="Words or phrases; all words by default.")]
+
+# What is written
+
+Force = Annotated[bool, typer.Option(help="Replace earlier output of this command.")]
+
+
+def folder_named(name: str) -> Any:
+    """Return the option --out for a command that writes ``outputs/NAME`` by default."""
+    return typer.Option("--out", "-o", help=f"Output folder (default: outputs/{name}).")
+
+
+_PRINTED = {
+    "json_": option(
+        bool,
+        "--json",
+        default=False,
+        help="Print one JSON object on stdout and nothing else there.",
+    ),
+    "quiet": option(bool, "--quiet", "-q", default=False, help="Print errors and warnings only."),
+}
+
+
+def with_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Return a typer command for a function: in place of an argument for a group it has the group's
+    options, and for ``output``, its first, the options of every command."""
+    signature = inspect.signature(command)
+    groups: dict[str, Mapping[str, tuple[Any, Any]]] = {}
+    kinds: dict[str, tuple[Any, Any]] = {}
+    for name, one in signature.parameters.items():
+        held = [each for each in get_args(one.annotation) if isinstance(each, Group)]
+        if held:
+            groups[name] = held[0].options
+            kinds |= held[0].options
+        elif name != "output":
+            kinds[name] = one.annotation, one.default
+    prints = "output" in signature.parameters
+    if prints:
+        kinds |= _PRINTED
+
+    @functools.wraps(command)
+    def run(
+        context: typer.Context, *, json_: bool = False, quiet: bool = False, **given: Any
+    ) -> None:
+        for name, options in groups.items():
+            typed = {option: given.pop(option) for option in options}
+            given[name] = {
+                option: value for option, value in typed.items() if value not in (None, [])
+            }
+        output = Output(as_json=json_, quiet=quiet, command=context.meta.get(TYPED))
+        if prints:
+            given["output"] = output
+        with output.answering(context.command):
+            command(**given)
+
+    kinds["context"] = typer.Context, inspect.Parameter.empty
+    parameters = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind)
+        for name, (kind, default) in kinds.items()
+    ]
+    run.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    run.__annotations__ = {name: kind for name, (kind, _) in kinds.items()}
+    return run

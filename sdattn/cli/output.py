@@ -14,6 +14,8 @@ from ..files.terminal import say, visible
 from .failures import exit_code, failure, reason
 from .flags import spelled
 
+TYPED = "sdattn.typed"  # the entry of typer's context with the command as it was typed
+
 
 class Output:
     """Output of a command.
@@ -21,11 +23,13 @@ class Output:
     Attributes:
         as_json: True prints one JSON object to stdout instead of tables.
         quiet: True prints nothing else, except errors on stderr.
+        command: the command as it was typed, for a shell.
     """
 
-    def __init__(self, *, as_json: bool = False, quiet: bool = False):
+    def __init__(self, *, as_json: bool = False, quiet: bool = False, command: str | None = None):
         self.as_json = as_json
         self.quiet = quiet
+        self.command = command
         self._document: dict[str, Any] = {}
 
     def answer(self, document: dict[str, Any]) -> None:

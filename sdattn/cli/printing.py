@@ -1,7 +1,8 @@
-"""Printed results of runs: tables of words, and the written files."""
+"""Saved and printed results of runs: tables of words, and the written files."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +28,14 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]], title: str | No
     for row in rows:
         made.add_row(*row)
     return made
+
+
+def save_run(output: Output, run: "Run", folder: Path, *, force: bool) -> list[Path]:
+    """Write a run's folder, see `Run.save()`, with the command that was typed."""
+    run.image_runs = [
+        replace(one, settings=replace(one.settings, command=output.command)) for one in run
+    ]
+    return run.save(folder, force=force)
 
 
 def print_run(output: Output, run: "Run", folders: list[Path]) -> None:

@@ -7,7 +7,8 @@ from typing import Annotated, Any, Literal
 import typer
 
 from ..errors import ExistsError
-from .options import MASK_THRESHOLD, Words, names_of, threshold_of
+from .checks import names_of, threshold_of
+from .options import MASK_THRESHOLD, Words
 from .output import Output
 
 Kind = Literal["words", "steps", "layers", "heads", "frames", "compare"]

@@ -19,21 +19,18 @@ from ..errors import InvalidValueError, OptionError, option_names, refuse
 from ..files.records import plain
 from ..follow.run_part import Span
 from ..inversion.invert import Inversion, psnr
-from ..keep.budget import Budget
-from ..maps.presets import Preset, preset_for
+from ..maps.presets import Preset
 from ..models.facts import PipelineFacts, is_guided, latent_size, model_passes
 from ..models.families import edits_of
 from ..models.pipeline import Options, Pipeline
-from ..models.pipeline_call import checked_options, one_at_a_time
-from ..models.reading import read_prompts
+from ..models.pipeline_call import one_at_a_time
 from ..models.values import checked_prompts, seeds_of
 from ..prompts.matching import blended_words, edited_words, is_swap
 from ..prompts.tokens import Prompt
-from ..runs.calls import checked_facts
 from ..runs.editrun import EditRun
+from ..runs.preparing import Order, loaded_facts, prepare
 from ..runs.sampling import sample
 from ..runs.settings import Edited
-from ..runs.watched import warn_of_unlearnt
 
 Mode = Literal["auto", "replace", "refine", "reweight"]
 
@@ -54,7 +51,7 @@ def edit(
     inversion: Inversion | None = None,
     preset: str | Preset = "default",
     refine: Literal["self"] | None = None,
-    max_bytes: int | Budget | None = None,
+    max_bytes: int | None = None,
     **options: Any,
 ) -> EditRun:
     """Draw a prompt and its edited versions from the same noise, and keep the layout.
@@ -90,33 +87,22 @@ def edit(
             ``max_bytes``.
         KeyError: a word that is in none of the prompts. All are raised before the first step.
     """
-    facts = checked_facts(
-        pipe,
-        [source, target],
-        options,
-        seed=seed,
-        preset=preset,
-        refine=refine,
-        max_bytes=max_bytes,
-        own=_OWN,
-    )
-    pipe = facts.pipe
-    chosen = preset_for(facts.denoiser, preset, refine)
+    of_call: dict[str, Any] = {"preset": preset, "refine": refine, "max_bytes": max_bytes}
+    facts = loaded_facts(pipe, [source, target], options, seed=seed, own=_OWN, **of_call)
     options = {**options, **_of_inversion(source, inversion, options)}
     asked = EditOptions(
         mode, cross_replace_steps, self_replace_steps, blend, weights, max_self_queries
     )
     # Inside the replay: the scheduler there decides how many passes the controller counts.
-    with inversion.replay(pipe) if inversion else nullcontext():
-        plan = prepare(facts, source, target, asked, options)
-        read = plan.prompts
-        options = plan.options
+    with inversion.replay(facts.pipe) if inversion else nullcontext():
+        plan = plan_edit(facts, source, target, asked, options, seed=seed, **of_call)
+        order = plan.order
+        read = order.prompts
         if inversion:
-            options["latents"] = inversion.noise.repeat(len(read), 1, 1, 1)
-        budget = Budget.of(max_bytes)
-        seeds = seeds_of(seed) * len(read)
-        with register_attention_control(pipe, plan.control, layers=plan.layers):
-            run = sample(facts, read, seeds, options, preset=chosen, budget=budget)
+            latents = inversion.noise.repeat(len(read), 1, 1, 1)
+            order = replace(order, options={**order.options, "latents": latents})
+        with register_attention_control(facts.pipe, plan.control, layers=plan.layers):
+            run = sample(order)
     edited = plan.edited
     if inversion:
         # How close the first image came to the user's says how far the edits can be trusted.
@@ -154,29 +140,33 @@ _OWN = (
 
 @dataclass(frozen=True)
 class EditPlan:
-    """Checked edit that has not run yet, made by :func:`prepare`."""
+    """Checked edit that has not run yet, made by :func:`plan_edit`."""
 
-    prompts: list[Prompt]
+    order: Order
     control: AttentionControlEdit
     layers: list[str]  # that call it
-    options: dict[str, Any]
     edited: Edited
 
 
-def prepare(
+def plan_edit(
     pipe: Pipeline | PipelineFacts,
     source: str,
     target: str | Sequence[str],
     asked: EditOptions,
     options: Options,
+    *,
+    seed: int | Sequence[int] | None = 0,
+    **of_call: Any,
 ) -> EditPlan:
-    """Check everything that :func:`edit` refuses, before anything runs."""
+    """Check everything that :func:`edit` refuses, before anything runs; ``of_call`` are its other
+    arguments that :func:`sdattn.generate` has too."""
     facts = PipelineFacts.of(pipe)
     known = edits_of(facts.pipe)
     texts = [source, *checked_prompts(target)]
-    checked = checked_options(facts, _own_options(options), prompts=len(texts), own=_OWN)
-    read = read_prompts(facts.pipe, texts, **checked)
-    warn_of_unlearnt(facts, read)
+    _check_own(options)
+    seeds = seeds_of(seed) * len(texts)
+    order = prepare(facts, texts, options, seed=seeds, own=_OWN, **of_call)
+    read = order.prompts
     cross = asked.cross_replace_steps
     self_ = asked.self_replace_steps
     asked = replace(
@@ -187,12 +177,12 @@ def prepare(
         blend=blended_words(read, asked.blend),
         weights=asked.weights or {},
     )
-    control = _controller(facts, read, asked, checked)
+    control = _controller(order, asked)
+    order = replace(order, options={**order.options, "callback_on_step_end": step_end(control)})
     settings = {name: value for name, value in vars(asked).items() if name != "max_self_queries"}
     targets = [prompt.text for prompt in read[1:]]
-    checked["callback_on_step_end"] = step_end(control)
     edited = Edited(prompt=source, targets=targets, **plain(settings))
-    return EditPlan(read, control, known.layers(facts.denoiser.layers), checked, edited)
+    return EditPlan(order, control, known.layers(facts.denoiser.layers), edited)
 
 
 def _of_inversion(source: str, inversion: Inversion | None, options: Options) -> dict[str, object]:
@@ -214,7 +204,8 @@ def _of_inversion(source: str, inversion: Inversion | None, options: Options) ->
     return fixed
 
 
-def _own_options(options: Options) -> Options:
+def _check_own(options: Options) -> None:
+    """Refuse options that the edit sets itself, and several images of a prompt."""
     if options.get("num_images_per_prompt", 1) != 1:
         text = "an edit makes one image of each prompt. Call `edit_image()` once for each seed."
         raise OptionError("num_images_per_prompt", options["num_images_per_prompt"], text)
@@ -225,7 +216,6 @@ def _own_options(options: Options) -> Options:
         raise InvalidValueError(
             f"`edit_image()` sets {option_names(refused)} itself. Use register_attention_control()."
         )
-    return options
 
 
 def _mode(prompts: Sequence[Prompt], mode: str, weights: Mapping[str, float] | None) -> str:
@@ -248,9 +238,8 @@ def _mode(prompts: Sequence[Prompt], mode: str, weights: Mapping[str, float] | N
     return "replace" if all(is_swap(source, target) for target in targets) else "refine"
 
 
-def _controller(
-    facts: PipelineFacts, prompts: list[Prompt], asked: EditOptions, options: Options
-) -> AttentionControlEdit:
+def _controller(order: Order, asked: EditOptions) -> AttentionControlEdit:
+    facts, prompts, options = order.facts, order.prompts, order.options
     passes = model_passes(facts, options)
     most = asked.max_self_queries
     if most is None:  # a transformer has one level

@@ -13,9 +13,9 @@ from ..errors import InvalidTypeError, InvalidValueError, OptionError, option_na
 from ..follow.run_part import RunPart, Span
 from ..maps.heatmaps import Heatmaps
 from ..models.denoiser_call import is_compiled
-from ..models.facts import PipelineFacts, images_a_prompt
+from ..models.facts import PipelineFacts
 from ..models.families import edits_of
-from ..models.pipeline_call import checked_options
+from ..models.pipeline import Options
 from ..models.values import whole
 from ..prompts.tokens import Prompt
 from .losses import Loss
@@ -27,8 +27,8 @@ OWN = (
 SET_HERE = ("callback_on_step_end", "callback_on_step_end_tensor_inputs")
 
 
-def checked_run(facts: PipelineFacts, prompt: object, options: dict[str, Any]) -> dict[str, Any]:
-    """Return the checked options of a run that can be guided."""
+def check_guided(facts: PipelineFacts, prompt: object, options: Options) -> None:
+    """Refuse a run that cannot be guided."""
     edits_of(facts.pipe)
     if not isinstance(prompt, str):
         raise InvalidTypeError(
@@ -39,11 +39,6 @@ def checked_run(facts: PipelineFacts, prompt: object, options: dict[str, Any]) -
     refused = sorted(ours & set(options))
     if refused:
         raise InvalidValueError(f"`guide()` sets {option_names(refused)} itself. Leave it out.")
-    options = checked_options(facts, options, own=OWN)
-    images = images_a_prompt(facts, options)
-    if images != 1:
-        text = "one image is guided at a time. Call `guide()` once for each seed."
-        raise OptionError("num_images_per_prompt", images, text)
     model = facts.denoiser.model
     scheduler = facts.pipe.scheduler
     if is_compiled(model):
@@ -61,7 +56,6 @@ def checked_run(facts: PipelineFacts, prompt: object, options: dict[str, Any]) -
         raise InvalidValueError(
             "`guide()` needs gradients, which torch.inference_mode() rules out. Call it outside."
         )
-    return options
 
 
 def tried_losses(losses: Any, prompt: Prompt, grid: tuple[int, int]) -> list[Loss]:

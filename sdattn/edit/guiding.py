@@ -9,42 +9,38 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from ..errors import InvalidTypeError, RunError
+from ..errors import InvalidTypeError, OptionError, RunError
 from ..follow.pass_reader import PassReader
 from ..follow.passes import own_calls
 from ..follow.run_part import Span
 from ..inversion.nulltext import frozen, rows_of
 from ..inversion.stand_ins import in_place
-from ..keep.budget import Budget
+from ..keep.keep import Steps
 from ..maps.aggregation import aggregate, finish
-from ..maps.capture import capture
+from ..maps.capture import capture_kept
 from ..maps.heatmaps import Heatmaps
 from ..maps.presets import Preset, preset_for
 from ..maps.requirements import capture_settings
 from ..models.denoiser_call import arguments
-from ..models.facts import PipelineFacts, latent_size, model_passes
+from ..models.facts import latent_size, model_passes
 from ..models.pipeline import Model, Pipeline
 from ..models.pipeline_call import one_at_a_time
-from ..models.reading import read_prompts
-from ..models.values import seeds_of
-from ..prompts.tokens import Prompt
-from ..runs.calls import checked_facts
+from ..runs.preparing import Order, loaded_facts, prepare
 from ..runs.run import Run
 from ..runs.sampling import sample
-from ..runs.watched import warn_of_unlearnt
 from .guide_checks import (
     OWN,
     SET_HERE,
+    check_guided,
     checked_count,
     checked_number,
-    checked_run,
     chosen_steps,
     tried_losses,
 )
@@ -65,7 +61,7 @@ def guide(
     maps: str | Preset = "default",
     preset: str | Preset = "default",
     refine: Literal["self"] | None = None,
-    max_bytes: int | Budget | None = None,
+    max_bytes: int | None = None,
     **options: Any,
 ) -> Run:
     """Draw an image whose heatmaps are as some losses ask: a word in a box, two words apart.
@@ -106,60 +102,47 @@ def guide(
         KeyError: a word that is not in the prompt. All but a missing gradient are raised before the
             first step.
     """
-    facts = checked_facts(
-        pipe,
-        prompt,
-        options,
-        seed=seed,
-        preset=preset,
-        refine=refine,
-        max_bytes=max_bytes,
-        own=OWN,
-    )
-    options = checked_run(facts, prompt, options)
-    [read] = read_prompts(facts.pipe, prompt, **options)
-    warn_of_unlearnt(facts, [read])
-    chosen = preset_for(facts.denoiser, preset, refine)
-    budget = Budget.of(max_bytes)
+    of_call: dict[str, Any] = {"seed": seed, "preset": preset, "refine": refine}
+    of_call |= {"max_bytes": max_bytes, "own": OWN}
+    facts = loaded_facts(pipe, prompt, options, **of_call)
+    check_guided(facts, prompt, options)
+    order = prepare(facts, prompt, options, **of_call)
+    if len(order.seeds) != 1:
+        text = "one image is guided at a time. Call `guide()` once for each seed."
+        raise OptionError("num_images_per_prompt", len(order.seeds), text)
     descent = _Descent(
-        facts=facts,
-        prompt=read,
-        losses=tried_losses(losses, read, latent_size(facts, options)),
+        order=order,
+        losses=tried_losses(losses, order.prompts[0], latent_size(facts, order.options)),
         scale=checked_number("scale", scale),
-        steps=chosen_steps(steps, model_passes(facts, options)),
+        steps=chosen_steps(steps, model_passes(facts, order.options)),
         iterations=checked_count(iterations),
         enough=checked_number("enough", enough),
         preset=preset_for(facts.denoiser, maps),
-        options=options,
     )
     with ExitStack() as undo:
-        python: list[str] = []
         if descent.losses and descent.scale:
-            options = {**options, **descent.begin(undo)}
-            python = ["losses"]
-        return sample(
-            facts, [read], seeds_of(seed), options, preset=chosen, budget=budget, python=python
-        )
+            guided = {**order.options, **descent.begin(undo)}
+            order = replace(order, options=guided, python=["losses"])
+        return sample(order)
 
 
 @dataclass
 class _Descent:
     """The moves of one run, made by its ``callback_on_step_end``."""
 
-    facts: PipelineFacts
-    prompt: Prompt
+    order: Order
     losses: Sequence[Loss]
     scale: float
     steps: frozenset[int]  # before which the latents are moved
     iterations: int
     enough: float
     preset: Preset
-    options: dict[str, Any]
     given: dict[str, Any] = field(default_factory=dict)  # the last call's arguments, by name
 
     def begin(self, undo: ExitStack) -> dict[str, Any]:
         """Follow the run's calls until ``undo``; return the options that its call needs."""
-        reader = PassReader(self.facts.denoiser, "conditional", counts_gradients=False)
+        facts = self.order.facts
+        reader = PassReader(facts.denoiser, "conditional", counts_gradients=False)
         reader.listen()
         undo.callback(reader.close)
 
@@ -169,8 +152,8 @@ class _Descent:
                 given = arguments(model, args, kwargs)
                 self.given = given if call.kept is None else rows_of(given, call.kept, call.batch)
 
-        undo.enter_context(in_place(self.facts.pipe, self.facts.pipe.scheduler, before_pass))
-        undo.enter_context(frozen(self.facts.denoiser.model))
+        undo.enter_context(in_place(facts.pipe, facts.pipe.scheduler, before_pass))
+        undo.enter_context(frozen(facts.denoiser.model))
         return {SET_HERE[0]: self.after_step, SET_HERE[1]: ["latents"]}
 
     def after_step(
@@ -194,7 +177,7 @@ class _Descent:
 
     def scaled(self, latents: Tensor, timestep: Tensor) -> Tensor:
         """Return latents as the model gets them at a timestep: Euler's have another scale."""
-        scale = getattr(self.facts.pipe.scheduler, "scale_model_input", None)
+        scale = getattr(self.order.facts.pipe.scheduler, "scale_model_input", None)
         return latents if scale is None else scale(latents, timestep)
 
     def loss(self, latents: Tensor, timestep: Tensor) -> Tensor:
@@ -204,8 +187,9 @@ class _Descent:
 
     def heatmaps(self, latents: Tensor, timestep: Tensor) -> Heatmaps:
         """Return the heatmaps of the prompt for latents at a timestep, with their graph."""
-        model = self.facts.denoiser.model
-        family = self.facts.denoiser.family
+        order = self.order
+        model = order.facts.denoiser.model
+        family = order.facts.denoiser.family
         name = next(name for name in family.names.timestep if self.given.get(name) is not None)
         at = (float(timestep) - family.timestep_start) / family.timestep_unit
         arguments_now = {
@@ -213,17 +197,19 @@ class _Descent:
             family.names.latents: self.scaled(latents, timestep),
             name: torch.full_like(torch.as_tensor(self.given[name]), at),
         }
-        settings = capture_settings(self.facts, self.preset, [self.prompt], self.options)
+        keep = capture_settings(
+            order.facts, self.preset, order.prompts, order.options, {"grad": True}
+        )
         if self.preset.part is not None:  # the coming step need not lie in it
-            settings.pop("steps")
-        with capture(model, grad=True, **settings) as store:
+            keep = replace(keep, steps=Steps("mean"))
+        with capture_kept(model, keep) as store:
             model(**arguments_now)
         averaged = aggregate(store.layer_maps(self.preset), self.preset)[0]
-        return finish(averaged, self.prompt, self.preset, store.tokens)
+        return finish(averaged, order.prompts[0], self.preset, store.tokens)
 
     def moved(self, latents: Tensor, loss: Tensor, length: float) -> Tensor:
         """Return the latents, moved down the loss by ``length``, a root mean square."""
-        kind = type(self.facts.denoiser.model).__name__
+        kind = type(self.order.facts.denoiser.model).__name__
         if not loss.requires_grad:
             raise InvalidTypeError(
                 f"The latents take no gradient through this {kind}. A quantized model may have no "

@@ -7,15 +7,12 @@ from contextlib import closing, contextmanager
 from threading import get_ident
 from typing import Any, TypeVar
 
-import torch
-
 from ..attention.device_copies import DeviceCopies
 from ..errors import InvalidValueError, OptionError
 from ..follow.capture_warnings import RunWarnings, Stopped
 from ..follow.drawn import PromptWatch
 from ..follow.follower import Follower
 from ..follow.installer import Installation
-from ..follow.pass_options import Guidance
 from ..follow.pass_reader import PassReader
 from ..look.joint_checks import check_backends, check_ways
 from ..look.other_text import asked_layers
@@ -24,14 +21,12 @@ from ..look.text_stream import TextStream
 from ..models.layers import (
     AttentionLayer,
     Denoiser,
-    LayerSelection,
     checked_kinds,
     find_denoiser,
     select_layers,
     unwrapped,
 )
 from ..models.pipeline import Pipeline
-from .budget import Budget
 from .keep import Keep
 from .map_store import CapturedMaps
 from .watch import Watch
@@ -44,50 +39,38 @@ def watch_model(
     target: Any,
     store_class: Callable[[Sequence[AttentionLayer], Keep], Store],
     keep: Keep,
-    *,
-    layers: LayerSelection,
-    kinds: Sequence[str],
-    branch: str,
-    guidance: Guidance | None,
-    text_states: torch.Tensor | None,
-    latent_size: tuple[int, int] | None,
-    step_call: int | None = None,
-    max_bytes: int | Budget | None = None,
 ) -> Iterator[Store]:
     """Watch a model while it runs and yield the store, see :func:`sdattn.capture`.
 
     Args:
         target: pipeline or its model.
         store_class: class of the store.
-        keep: steps, heads, columns and frames to keep.
-        layers, kinds, branch, guidance, text_states, latent_size, step_call: as for
-            :func:`sdattn.capture`.
-        max_bytes: likewise, or a budget that several captures share.
+        keep: what to keep of the run.
     """
     # Validate before anything is put into the model.
     denoiser = find_denoiser(target)
-    budget = Budget.of(max_bytes)
     _check(denoiser, keep)
     every = denoiser.layers
     layers_asked = every
+    kinds = keep.kinds
+    text_states = keep.text_states
     if text_states is not None:
         layers_asked = list(filter(asked_layers(denoiser, text_states, kinds), every))
     keep.queries.check(text_states=text_states is not None)
     if not keep.queries.usual:
         kinds = checked_kinds(kinds, keep.queries.kinds)
-    chosen = select_layers(layers_asked, layers, kinds)
+    chosen = select_layers(layers_asked, keep.layers, kinds)
     check_backends(chosen)
-    check_ways(denoiser, chosen, "self" if keep.refine else None, keep.space)
+    check_ways(denoiser, chosen, keep.refine, keep.space)
     store = store_class(spreading_layers(chosen, keep.depth), keep)
-    store.step_call = step_call
     reader = PassReader(
         denoiser,
-        branch,
-        guidance,
-        latent_size,
+        keep.branch,
+        keep.guidance,
+        keep.latent_size,
         counts_gradients=keep.grad,
         frames=keep.frames,
-        step_call=step_call,
+        step_call=keep.step_call,
     )
     other = denoiser.stands_in
     twins = [] if other is None else denoiser.family.find_layers(unwrapped(other))
@@ -96,8 +79,8 @@ def watch_model(
         follower = Follower(denoiser, reader, installed, thread=get_ident())
         asked = None if text_states is None else DeviceCopies(text_states)
         prompts = PromptWatch(denoiser, installed) if asked is None else None
-        warns = RunWarnings(denoiser, branch, follower.strays)
-        watch = Watch(follower, installed, store, (layers, kinds), asked, prompts, warns, budget)
+        warns = RunWarnings(denoiser, keep.branch, follower.strays)
+        watch = Watch(follower, installed, store, (keep.layers, kinds), asked, prompts, warns)
         follower.subscribe(watch)
         if asked is not None and any(layer.kind == "joint" for layer in layers_asked):
             watch.stream = TextStream(denoiser, asked, keep.grad)
@@ -105,8 +88,6 @@ def watch_model(
         if keep.refine:
             watch.spreading = Spreading(is_part=len(store.layers) < len(chosen))
             store.watch_text(chosen, watch.spreading)
-        if budget is not None:
-            budget.stores.append(watch.expected)
         with closing(watch):
             watch.begin(denoiser.model, chosen)
             if other is not None:

@@ -5,18 +5,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, get_args
 
 import torch
+from torch import Tensor
 
 from ..errors import InvalidValueError, refuse
+from ..follow.pass_options import Guidance
 from ..follow.run_part import RunPart, items_of
 from ..look.output_space import Space
 from ..look.queries import IMAGE_TO_TEXT, Queries, Side
 from ..models.denoiser_call import Size
-from ..models.layers import AttentionLayer
+from ..models.layers import TEXT_KINDS, AttentionLayer, LayerSelection
 from ..models.values import whole
 
 MUCH = 1e9  # bytes; a warning is logged where more will be held
@@ -128,102 +130,108 @@ def _wholes(value: object) -> tuple[int, ...]:
     return tuple(good) if len(good) == len(numbers) else ()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Keep:
-    """Parts of the attention that a capture keeps, read and checked by :meth:`of`.
+    """Options of :func:`sdattn.capture`, with their defaults: what a capture keeps of a run,
+    read and checked by :meth:`of`.
 
     Attributes:
+        layers, kinds: which attention layers; ``kinds`` are those that ``queries`` have by default.
+        branch, guidance: rows of the batch to keep, and where the others are.
         steps, heads: model calls, and heads of a layer.
         tokens: key columns kept; None for all.
         among: key columns that the softmax is taken over, for each image or once for all; None for
             all columns.
+        text_states: another text, in place of the prompt.
         device: device that holds the maps; None for the one that computes them.
         dtype: dtype of the maps.
         grad: True keeps their graph.
-        refine: True spreads joint layers' maps along the image's self-attention.
-        depth: part of the depth whose blocks spread them; None for all.
-        queries: who attends, and to what.
+        latent_size: (rows, cols) of the queries of a model that does not know it.
+        refine: ``"self"`` spreads joint layers' maps along the image's self-attention.
         space: ``"attention"``; ``"output"`` for products of joint layers' outputs.
         frames: frames of a video's grid, counted from 0; None for all.
+        depth: part of the depth whose blocks spread them; None for all.
+        queries: who attends, and to what; ``keys`` is a part of it.
+        step_call: number of the call that counts in each step; None for the only one.
+        max_bytes: bytes that the maps may take; None for no limit.
+        text, grid: what is told of a model of no known family.
     """
 
-    steps: Steps
-    heads: Heads
-    tokens: tuple[int, ...] | None
-    among: Sequence[Sequence[int]] | None
-    device: torch.device | str | None
-    dtype: torch.dtype
-    grad: bool
-    refine: bool = False
+    layers: LayerSelection = None
+    kinds: Sequence[str] = TEXT_KINDS
+    branch: str = "conditional"
+    guidance: Guidance | None = "auto"
+    steps: Steps = Steps("mean")
+    heads: Heads = Heads("mean")
+    tokens: tuple[int, ...] | None = None
+    among: Sequence[Sequence[int]] | None = None
+    text_states: Tensor | None = None
+    device: torch.device | str | None = None
+    dtype: torch.dtype = torch.float32
+    grad: bool = False
+    latent_size: tuple[int, int] | None = None
+    refine: str | None = None
     space: Space = "attention"
     frames: tuple[int, ...] | None = None
     depth: RunPart | None = None
     queries: Queries = IMAGE_TO_TEXT
+    keys: Side | None = None
+    step_call: int | None = None
+    max_bytes: int | None = None
+    text: Any = None
+    grid: Any = None
 
     @classmethod
-    def of(
-        cls,
-        steps: Selection | Steps = "mean",
-        heads: Selection | Heads = "mean",
-        tokens: Sequence[int] | None = None,
-        among: Sequence[Sequence[int]] | None = None,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype = torch.float32,
-        grad: bool = False,
-        refine: str | None = None,
-        space: Space = "attention",
-        frames: Sequence[int] | None = None,
-        depth: tuple[float, float] | None = None,
-        queries: Any = "image",
-        keys: Side | None = None,
-    ) -> Keep:
-        """Read the options of :func:`sdattn.capture`; see there.
+    def of(cls, **options: Any) -> Keep:
+        """Read some of the options of :func:`sdattn.capture`; see there.
 
         Raises:
             ValueError: an option that is not valid.
         """
-        lists = None if among is None else [_wholes(columns) for columns in items_of(among)]
-        if lists is not None and not (lists and all(lists)):
+        read = dict(options)
+        read["steps"] = Steps.of(options.get("steps", "mean"))
+        read["heads"] = Heads.of(options.get("heads", "mean"))
+        read["queries"] = Queries.of(options.get("queries", "image"), options.get("keys"))
+        if options.get("kinds") is None:
+            read["kinds"] = read["queries"].kinds
+        if options.get("tokens") is not None:
+            read["tokens"] = _columns(options["tokens"])
+        if options.get("among") is not None:
+            read["among"] = _lists_of_columns(options["among"])
+        if options.get("frames") is not None:
+            read["frames"] = _indices("frames", options["frames"])
+        if options.get("depth") is not None:
+            read["depth"] = _part_of_depth(options["depth"], options.get("refine"))
+        read["max_bytes"] = checked_bytes(options.get("max_bytes"))
+        keep = cls(**read)
+        keep._check()
+        return keep
+
+    def _check(self) -> None:
+        """Raise ValueError for options that are not valid, or not together."""
+        if not self.dtype.is_floating_point:
             raise InvalidValueError(
-                f"among={among!r}: pass a list of columns, not empty, for each image."
+                f"dtype={self.dtype}: maps are shares in [0, 1], which it cannot hold. Pass a "
+                "floating dtype, e.g. torch.float16."
             )
-        if not dtype.is_floating_point:
-            raise InvalidValueError(
-                f"dtype={dtype}: maps are shares in [0, 1], which it cannot hold. Pass a floating "
-                "dtype, e.g. torch.float16."
-            )
-        if refine not in (None, "self"):
-            raise refuse("refine", refine, "'self', or None for the maps as they are")
-        if space not in get_args(Space):
-            raise refuse("space", space, get_args(Space))
-        if lists is not None and (refine or space == "output"):
+        if self.refine not in (None, "self"):
+            raise refuse("refine", self.refine, "'self', or None for the maps as they are")
+        if self.space not in get_args(Space):
+            raise refuse("space", self.space, get_args(Space))
+        if self.among is not None and (self.refine or self.space == "output"):
             raise InvalidValueError(
                 "among=... takes the softmax over some columns of a map that refine='self' has "
                 "spread by then, or that space='output' has without a softmax. Leave one of them "
                 "out."
             )
-        part = None if depth is None else RunPart.between(depth)
-        if depth is not None and not (refine and part and part.first < part.last):
-            raise refuse("depth", depth, "with refine='self', a part of the depth, (0.5, 1.0)")
-        columns = None if tokens is None else _columns(tokens)
-        is_refined = refine is not None
-        asked = Queries.of(queries, keys)
-        asked.check(refine=is_refined, among=lists, space=space != "attention")
-        asked.check(tokens=asked.cells and tokens, frames=asked.in_text and frames)
-        return cls(
-            steps=Steps.of(steps),
-            heads=Heads.of(heads),
-            tokens=columns,
-            among=lists,
-            device=device,
-            dtype=dtype,
-            grad=grad,
-            refine=is_refined,
-            space=space,
-            frames=None if frames is None else _indices("frames", frames),
-            depth=part,
-            queries=asked,
-        )
+        queries = self.queries
+        queries.check(refine=self.refine, among=self.among, space=self.space != "attention")
+        queries.check(tokens=queries.cells and self.tokens, frames=queries.in_text and self.frames)
+
+    def without_run(self) -> Keep:
+        """Return the same for a store, which outlives the model: without what may hold it, or
+        tensors of the run."""
+        return replace(self, layers=None, text_states=None, text=None, grid=None)
 
     @cached_property
     def held_dtype(self) -> torch.dtype:
@@ -270,6 +278,31 @@ class Keep:
             rows = len(self.frames) * rows // grid[0]
         heads = self.heads.used(layer.heads) if self.heads.each else 1
         return heads * rows * columns
+
+
+def checked_bytes(max_bytes: object) -> int | None:
+    """Return a limit of bytes, None for none; raise ValueError if it is no whole number above
+    0."""
+    number = whole(max_bytes)
+    if max_bytes is not None and (number is None or number < 1):
+        raise refuse("max_bytes", max_bytes, "a whole number of bytes, 4_000_000_000 say")
+    return number
+
+
+def _lists_of_columns(among: object) -> list[tuple[int, ...]]:
+    lists = [_wholes(columns) for columns in items_of(among)]
+    if not lists or not all(lists):
+        raise InvalidValueError(
+            f"among={among!r}: pass a list of columns, not empty, for each image."
+        )
+    return lists
+
+
+def _part_of_depth(depth: object, refine: object) -> RunPart:
+    part = RunPart.between(depth)
+    if part is None or part.first == part.last or not refine:
+        raise refuse("depth", depth, "with refine='self', a part of the depth, (0.5, 1.0)")
+    return part
 
 
 def _columns(tokens: object) -> tuple[int, ...]:

@@ -34,7 +34,7 @@ class CapturedMaps:
 
     def __init__(self, layers: Sequence[AttentionLayer], keep: Keep):
         self.layers = list(layers)
-        self.keep = keep
+        self.keep = keep.without_run()
         self.text_only: list[AttentionLayer] = []  # watched for layers that spread their maps
         self.queue = Queue()
         self.sums = {layer.name: RunningSum(layer, keep, self.queue) for layer in layers}
@@ -42,7 +42,6 @@ class CapturedMaps:
         self.texts = TextsOfRun()
         self.skipped = 0
         self.kernels: dict[str, float] = {}
-        self.step_call: int | None = None
         self.problem = ""  # why the maps cannot be read
         self.stopped: Stopped | None = None
         self.checks_itself = True

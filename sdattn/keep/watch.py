@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -30,11 +30,10 @@ from ..models.denoiser_call import is_compiled
 from ..models.layers import (
     AttentionLayer,
     LayerSelection,
-    select_layers,
 )
 from ..models.running_call import running_variables
 from ..models.values import refuse_crop
-from .budget import Budget, Expected, warn_of_much
+from .budget import check_known
 from .map_store import CapturedMaps
 from .recorders import Recorders, can_record
 
@@ -54,7 +53,6 @@ class Watch(Subscriber):
     text_states: DeviceCopies | None
     prompts: PromptWatch | None  # None where the maps are of another text
     warns: RunWarnings
-    budget: Budget | None
     observers: list[tuple[AttentionLayer, ObservingProcessor]] = field(default_factory=list)
     recorders: Recorders = field(default_factory=Recorders)  # of a model that stays compiled
     stream: TextStream | None = None  # of another text in joint attention
@@ -121,8 +119,6 @@ class Watch(Subscriber):
             observer.end()  # it would hold this watch, and the watch the store
         self.observers.clear()
         self.recorders.close()
-        if self.budget is not None:
-            self.budget.stores.clear()  # which hold watches
 
     def check(self) -> None:
         """Raise for problems that users' own processors had after their first call, and warn of
@@ -130,7 +126,7 @@ class Watch(Subscriber):
         ran."""
         self.recorders.check()
         if missing := self.passes.steps_without():
-            number = self.store.step_call
+            number = self.store.keep.step_call
             self.store.problem = (
                 f"{missing} step(s) had too few calls of the model for one branch, and "
                 f"step_call={number} leaves them out. Pass a smaller number."
@@ -164,7 +160,7 @@ class Watch(Subscriber):
         if self.stream is not None:
             self.stream.begin(begun.rows or None)
         self.warns.note(begun, self.passes)
-        if begun.again and self.store.step_call is None:
+        if begun.again and self.store.keep.step_call is None:
             self.store.problem = (
                 f"{self.follower.step_calls} Say which counts, from 0: capture(pipe, step_call=0)."
             )
@@ -221,27 +217,16 @@ class Watch(Subscriber):
             self.recorders.begin(self.store.layers, begun, call.text.device)
 
     def _foresee(self, begun: Pass, columns: int) -> None:
-        """Warn of much memory, or refuse more than the budget allows."""
+        """Warn of much memory, or refuse more than ``max_bytes``."""
         passes = None
         if begun.schedule is not None:
             passes = self.steps or len(begun.schedule)
-        if self.budget is not None:
-            self.budget.check_known(self.store.keep, begun.latent_size, passes)
+        check_known(self.store.keep, begun.latent_size, passes)
         if begun.latent_size is None:
             return  # how many queries a mere sequence has is not known before its layers run
         if self.text_states is not None:
             columns = self.store.n_text or 0
-        expected = self.store.foresee(columns, passes or 1)
-        if self.budget is None:
-            warn_of_much(expected)
-        else:
-            self.budget.check([store(expected) for store in self.budget.stores])
-
-    def expected(self, run: Expected) -> Expected:
-        """Return what the store will hold in a run of which another store knows what it will."""
-        columns = run.columns if self.text_states is None else self.text_states.own.shape[1]
-        layers = select_layers(self.store.layers, *self.selection, run.latent_size)
-        return replace(run, keep=self.store.keep, layers=layers, columns=columns)
+        self.store.foresee(columns, passes or 1).check()
 
     def _notice_swaps(self) -> None:
         swapped = [pair for pair in self.installed.replaced() if pair[0] in self.store.watched]

@@ -64,7 +64,7 @@ def check_names(
     known = [name for name in parameters if name not in _UNSAID]
     for name in asked:
         if name not in known and name != "num_frames":  # see check_frames()
-            raise unknown_option(kind, name, known, *([own] if own else []))
+            raise unknown_option(kind, name, known, own)
 
 
 def _index_of(model: str, revision: str | None, config: str | None) -> Given:

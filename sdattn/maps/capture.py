@@ -8,10 +8,9 @@ from typing import Any, Literal
 
 import torch
 
-from ..errors import InvalidValueError, OptionError, known_options
+from ..errors import InvalidValueError, known_options
 from ..follow.pass_options import Guidance
 from ..follow.passes import CaptureError
-from ..keep.budget import Budget
 from ..keep.capture import watch_model
 from ..keep.keep import Heads, Keep, Selection, Steps
 from ..keep.map_store import CapturedMaps
@@ -132,7 +131,7 @@ def capture(
     queries: Literal["image", "text"] | Sequence[tuple[float, ...]] = "image",
     keys: Literal["image", "text"] | None = None,
     step_call: int | None = None,
-    max_bytes: int | Budget | None = None,
+    max_bytes: int | None = None,
     text: slice | torch.Tensor | str | None = None,
     grid: Grid | None = None,
 ) -> AbstractContextManager[MapStore]:
@@ -232,58 +231,38 @@ def capture(
         RuntimeError: a layer's attention cannot be seen, or did not produce its output.
     """
     keep = Keep.of(
+        layers=layers,
+        kinds=kinds,
+        branch=branch,
+        guidance=guidance,
         steps=steps,
         heads=heads,
         tokens=tokens,
         among=among,
+        text_states=text_states,
         device=device,
         dtype=dtype,
         grad=grad,
+        latent_size=latent_size,
         refine=refine,
         space=space,
         frames=frames,
         depth=depth,
         queries=queries,
         keys=keys,
-    )
-    kinds = keep.queries.kinds if kinds is None else kinds
-    if text is not None or grid is not None:
-        known = dict(text_states=text_states, latent_size=latent_size, step_call=step_call)
-        _refuse_for_unknown(**known, depth=depth, max_bytes=max_bytes)
-        watching = watch_unknown(
-            target,
-            MapStore,
-            keep,
-            text=text,
-            grid=grid,
-            layers=layers,
-            kinds=kinds,
-            branch=branch,
-            guidance=guidance,
-        )
-        return _EnteredOnce(watching)
-    watching = watch_model(
-        target,
-        MapStore,
-        keep,
-        layers=layers,
-        kinds=kinds,
-        branch=branch,
-        guidance=guidance,
-        text_states=text_states,
-        latent_size=latent_size,
         step_call=step_call,
         max_bytes=max_bytes,
+        text=text,
+        grid=grid,
     )
-    return _EnteredOnce(watching)
+    return capture_kept(target, keep)
 
 
-def _refuse_for_unknown(**options: object) -> None:
-    """Raise ValueError for options that need a model of a known family."""
-    for name, value in options.items():
-        if value is not None:
-            text = "text= and grid= tell of a model of no known family. Leave it out."
-            raise OptionError(name, value, text)
+def capture_kept(target: Any, keep: Keep) -> AbstractContextManager[MapStore]:
+    """Return :func:`capture` for options that were read."""
+    is_told = keep.text is not None or keep.grid is not None
+    watching = watch_unknown if is_told else watch_model
+    return _EnteredOnce(watching(target, MapStore, keep))
 
 
 class _EnteredOnce(AbstractContextManager[MapStore]):

@@ -1,20 +1,18 @@
 """Options of `capture()` for a run: the caller's, and what the preset needs."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import astuple
-from inspect import signature
+from dataclasses import astuple, fields
 from typing import Any
 
 from ..errors import InvalidTypeError, InvalidValueError, OptionError, did_you_mean, refuse
 from ..follow.run_part import RunPart
-from ..keep.keep import Heads, Steps
+from ..keep.keep import Heads, Keep, Steps
 from ..models.facts import PipelineFacts, images_a_prompt
 from ..models.layers import TEXT_KINDS, select_layers
 from ..models.pipeline import Pipeline
 from ..prompts.tokenizing import PAD
 from ..prompts.tokens import Prompt
 from .aggregation import refines_itself, refining
-from .capture import capture
 from .presets import Preset, nothing_read
 
 
@@ -28,15 +26,16 @@ def checked_capture(
     ValueError if the prompt would get no heatmaps or ``words`` is not a list."""
     if not isinstance(settings, Mapping):
         raise refuse("capture_options", settings, "a dictionary of options for `capture()`")
-    known = [*signature(capture).parameters][1:]
+    known = [field.name for field in fields(Keep)]
     for name in settings:
         if name not in known:
             text = f"`capture()` has no option {name!r}.{did_you_mean(name, known)}"
             raise OptionError("capture_options", dict(settings), text)
     branch = settings.get("branch", "conditional")
     kinds = settings.get("kinds", TEXT_KINDS)
-    ours = {"text_states", "among", "refine", "depth", "space", "queries", "keys"} & set(settings)
-    if branch not in branches or not set(kinds).intersection(TEXT_KINDS) or ours:
+    ours = {"text_states", "among", "refine", "depth", "space", "queries", "keys", "text", "grid"}
+    asks_ours = not ours.isdisjoint(settings)
+    if branch not in branches or not set(kinds).intersection(TEXT_KINDS) or asks_ours:
         text = (
             "this shows where the words of the prompt go. For anything else use `capture()` around "
             "the pipeline."
@@ -60,8 +59,8 @@ def capture_settings(
     prompts: Sequence[Prompt],
     options: Mapping[str, Any],
     chosen: Mapping[str, Any] | None = None,
-) -> dict[str, Any]:
-    """Return what :func:`sdattn.capture` must keep for a preset, with the ``chosen`` options; raise
+) -> Keep:
+    """Return what a capture must keep for a preset, with the ``chosen`` options; raise
     ValueError if they conflict, or the run lacks what the preset reads."""
     facts = PipelineFacts.of(pipe)
     needs: dict[str, Any] = _of_joint_attention(facts, preset)
@@ -92,7 +91,7 @@ def capture_settings(
     columns = kept_columns(preset, prompts, "refine" in needs)
     if columns:
         needs["tokens"] = columns
-    return {**needs, **chosen}
+    return Keep.of(**{**needs, **chosen})
 
 
 def _steps_of_part(

@@ -87,13 +87,13 @@ def checked_options(
     *,
     prompts: int = 1,
     videos: bool = False,
-    own: Sequence[str] = _CALLERS,
+    own: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Return the options of a call with ``prompts`` prompts, checked and completed.
 
     Args:
         videos: True if the caller can use videos.
-        own: the caller's own options, which a misspelt name may mean.
+        own: the caller's own options, which a misspelt name may mean (default: generate()'s).
 
     Raises:
         ValueError: an option that cannot be set here; an impossible size, number of steps or number
@@ -197,12 +197,12 @@ def _check_names(facts: PipelineFacts, options: Options, own: Sequence[str]) -> 
 
 
 def unknown_option(
-    kind: str, name: str, known: Sequence[str], own: Sequence[str] = _CALLERS
+    kind: str, name: str, known: Sequence[str], own: Sequence[str] = ()
 ) -> InvalidValueError:
     """Return the error for an option that a class of pipelines lacks, with the nearest of those
     that it, or the caller, has."""
     meant = MEANT.get(name)
-    near = did_you_mean(name, (*known, *own)) or f" It has: {', '.join(known)}."
+    near = did_you_mean(name, (*known, *(own or _CALLERS))) or f" It has: {', '.join(known)}."
     near = f" Did you mean `{meant}`?" if meant in known else near
     return InvalidValueError(f"A {kind} has no option {name!r}.{near}")
 

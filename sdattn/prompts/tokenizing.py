@@ -30,7 +30,7 @@ class Token:
     text: str
     start: int
     end: int
-    special: str = ""
+    special: str
 
 
 def tokenize(tokenizer: Any, source: Source, **options: Any) -> list[Token]:

@@ -230,13 +230,13 @@ def read_labels(labels: Mapping[str, Sequence[int]], n_columns: int) -> Prompt:
             'There are no labels. Pass some, for example {"cat": [2], "red dog": [4, 5]}.'
         )
     words: list[Word] = []
-    tokens = [Token(-1, f"[{column}]", 0, 0) for column in range(n_columns)]
+    tokens = [Token(-1, f"[{column}]", 0, 0, "") for column in range(n_columns)]
     for label, columns in labels.items():
         text, own = _checked_label(label, columns, n_columns)
         start = words[-1].end + 1 if words else 0
         words.append(Word(text, start, start + len(text), own))
         for column in own:
-            tokens[column] = Token(-1, text, start, start + len(text))
+            tokens[column] = Token(-1, text, start, start + len(text), "")
     return Prompt(" ".join(word.text for word in words), tuple(words), tuple(tokens))
 
 
@@ -273,7 +273,7 @@ def read_pieces(pieces: Sequence[str]) -> Prompt:
             is_open = piece.startswith("##")
         bare = piece.lstrip("▁Ġ").removeprefix("##").removesuffix("</w>")
         text += bare if is_open or not text else f" {bare}"
-        tokens.append(Token(-1, piece, len(text) - len(bare), len(text)))
+        tokens.append(Token(-1, piece, len(text) - len(bare), len(text), ""))
         is_open = ends and not piece.endswith("</w>")
     return place(text, tokens)
 

@@ -1,9 +1,9 @@
 """One run: made, saved, read, shown and compared.
 
-`generation`, `explaining` and `edit`'s runs stand on `sampling.sample()`: one call of a pipeline
-under its captures. What comes back is a `Run`, of which each image is an `ImageRun`; `packing`
-makes files of that and `unpacking` a run of files, `folder` writes and reads them where `targets`
-lets it. `info` is their `run.json`, with the `settings` that a run was made with, and the command
-that makes it again. `drawings` are its PNGs, `report` its page, `diff` compares two. To save
-something new with a run, begin in `info` and `packing`.
+`generation`, `explaining`, edits and batches begin with `preparing.prepare()`, which checks all
+that can be refused, and stand on `sampling.sample()`: one call of a pipeline under its captures.
+What comes back is a `Run`, of which each image is an `ImageRun`; `packing` makes files of that and
+`unpacking` a run of files, `folder` writes and reads them where `targets` lets it. `info` is their
+`run.json`, with the `settings` that a run was made with. `drawings` are its PNGs, `report` its
+page, `diff` compares two. To save something new with a run, begin in `info` and `packing`.
 """

@@ -24,23 +24,18 @@ from ..inversion import invert as inversion
 from ..inversion.images import at_own_size, encode, fit
 from ..inversion.schedules import check_scheduler, schedule_of
 from ..inversion.stand_ins import Noised, noised
-from ..keep.budget import Budget
 from ..maps.presets import Preset, preset_for
-from ..maps.requirements import capture_settings, checked_capture
-from ..models.facts import PipelineFacts
 from ..models.families import image_latents_of, unguided_options
 from ..models.layers import find_denoiser
 from ..models.pipeline import Options, Pipeline
 from ..models.pipeline_call import checked_options, named_bar, one_at_a_time
-from ..models.reading import read_prompts
 from ..models.threads import few_threads
-from ..models.values import checked_prompts, seeds_of, whole
-from ..prompts.tokens import Prompt
-from .calls import checked_facts
+from ..models.values import checked_prompts, whole
+from .preparing import Order, loaded_facts, prepare
 from .run import Run
 from .sampling import sample
 from .settings import Explained
-from .watched import Order, check_images, warn_of_unlearnt
+from .watched import check_images
 
 # Of the training schedule: where the model looks by default. With flow matching none points better
 # than these either, see demos/evaluation/evaluate_explained.py.
@@ -66,7 +61,7 @@ def explain(
     refine: Literal["self"] | None = None,
     ask: str | None = None,
     capture_options: Options | None = None,
-    max_bytes: int | Budget | None = None,
+    max_bytes: int | None = None,
     **options: Any,
 ) -> Run:
     """Show where each word of a prompt goes in an existing image.
@@ -113,58 +108,41 @@ def explain(
             timestep or option; maps beyond ``max_bytes``.
         KeyError: a word is in none of the prompts.
     """
-    facts = checked_facts(
-        pipe,
-        prompt,
-        options,
-        image=image,
-        seed=seed,
-        preset=preset,
-        refine=refine,
-        max_bytes=max_bytes,
+    of_call: dict[str, Any] = {"seed": seed, "max_bytes": max_bytes}
+    facts = loaded_facts(
+        pipe, prompt, options, image=image, preset=preset, refine=refine, **of_call
     )
     pipe = facts.pipe
     image_latents_of(pipe)
-    # As in generate(): all that can be refused is, before the model runs.
     chosen_timesteps = _checked_timesteps(pipe, timesteps, invert)
     prompts = checked_prompts(prompt)
     several: Sequence[Any] = image if isinstance(image, (list, tuple)) else [image]
     originals = [as_image(one) for one in several]
     images = _fitted(pipe, originals, prompts)
-    options = _checked_options(facts, options, chosen_timesteps, images[0].size)
-    read = read_prompts(pipe, prompts, **options)
+    options = _with_fixed(pipe, options, chosen_timesteps, images[0].size)
     chosen = preset_for(facts.denoiser, preset, refine)
     if chosen.part is not None and not invert:
         chosen = replace(chosen, steps="mean")
-    watch = checked_capture(capture_options or {}, words, read, ("conditional",))
-    settings = capture_settings(facts, chosen, read, options, watch)
-    warn_of_unlearnt(facts, read, ask)
-    seeds = seeds_of(seed, len(read))
-    budget = Budget.of(max_bytes)
-    if budget and invert:  # which takes longer than the run
-        order = Order(facts, read, seeds, options, preset=chosen, ask=ask)
-        check_images(budget, order, settings, options.get("num_inference_steps", inversion.STEPS))
+    order = prepare(
+        facts,
+        prompts,
+        options,
+        words=words,
+        preset=chosen,
+        ask=ask,
+        capture_options=capture_options,
+        branches=("conditional",),
+        **of_call,
+    )
+    if invert and max_bytes is not None:  # before the inversion, which takes longer than the run
+        check_images(order, order.options.get("num_inference_steps", inversion.STEPS))
     way = (
-        _replayed(pipe, images, read, options)
-        if invert
-        else _noised(pipe, images, seeds, chosen_timesteps)
+        _replayed(order, images) if invert else _noised(pipe, images, order.seeds, chosen_timesteps)
     )
     phase = "drawing" if invert else "looking"
-    of_python = {"words": words, "capture_options": capture_options}
-    python = [name for name, value in of_python.items() if value]
     # Either way is an ordinary run of the pipeline, from other latents and under another scheduler.
     with few_threads(pipe), way as start, named_bar(pipe, phase):
-        run = sample(
-            facts,
-            read,
-            seeds,
-            {**options, **start},
-            settings,
-            preset=chosen,
-            ask=ask,
-            budget=budget,
-            python=python,
-        )
+        run = sample(replace(order, options={**order.options, **start}))
     return _told(run, pipe, originals, images, invert)
 
 
@@ -173,8 +151,8 @@ def check_explained(
 ) -> None:
     """Raise as :func:`explain` does for these options and an image fitted to (width, height)."""
     image_latents_of(pipe)
-    facts = PipelineFacts.of(pipe)
-    _checked_options(facts, options, _checked_timesteps(pipe, timesteps, False), size)
+    chosen = _checked_timesteps(pipe, timesteps, False)
+    checked_options(pipe, _with_fixed(pipe, options, chosen, size))
 
 
 def is_decided(name: str) -> bool:
@@ -195,11 +173,10 @@ def _noised(
 
 
 @contextmanager
-def _replayed(
-    pipe: Pipeline, images: Sequence[Image.Image], read: Sequence[Prompt], options: Options
-) -> Iterator[Options]:
+def _replayed(order: Order, images: Sequence[Image.Image]) -> Iterator[Options]:
     """Make a run of the pipeline, with the yielded options, the way back to all images."""
-    steps = options.get("num_inference_steps", inversion.STEPS)
+    pipe = order.facts.pipe
+    steps = order.options.get("num_inference_steps", inversion.STEPS)
     inversions = [
         inversion.invert(
             pipe,
@@ -209,7 +186,7 @@ def _replayed(
             guidance_scale=1.0,
             null_text=False,
         )
-        for image, prompt in zip(images, read, strict=True)
+        for image, prompt in zip(images, order.prompts, strict=True)
     ]
     with inversions[0].replay(pipe):
         yield {**inversions[0].options(), "latents": torch.cat([one.noise for one in inversions])}
@@ -296,11 +273,10 @@ def _checked_timesteps(pipe: Pipeline, timesteps: Any, invert: bool) -> list[int
     return sorted(valid, reverse=True)
 
 
-def _checked_options(
-    facts: PipelineFacts, options: Options, timesteps: Sequence[int], size: tuple[int, int]
+def _with_fixed(
+    pipe: Pipeline, options: Options, timesteps: Sequence[int], size: tuple[int, int]
 ) -> dict[str, Any]:
-    """Return the pipeline's options, with those that are fixed here; ``size`` is (width,
-    height)."""
+    """Return the pipeline's options with those that are fixed here; ``size`` is (width, height)."""
     if timesteps:
         why = "The image and the timesteps decide on"
         taken = set(filter(is_decided, options))
@@ -311,7 +287,7 @@ def _checked_options(
         names = option_names(sorted(taken))
         advice = "Leave it out; to draw with it, use `generate()`."
         raise InvalidValueError(f"{why} {names}. {advice}")
-    decided = {**unguided_options(facts.pipe), "width": size[0], "height": size[1]}
+    fixed = {**unguided_options(pipe), "width": size[0], "height": size[1]}
     if timesteps:
-        decided["num_inference_steps"] = len(timesteps)
-    return checked_options(facts, {**options, **decided})
+        fixed["num_inference_steps"] = len(timesteps)
+    return {**options, **fixed}

@@ -7,21 +7,14 @@ from typing import Any, Literal
 
 from ..control import knockouts
 from ..control.knockouts import KnockoutPlan
-from ..errors import InvalidValueError, OptionError, SdattnWarning, warn
-from ..keep.budget import Budget
-from ..maps.presets import Preset, preset_for
-from ..maps.requirements import capture_settings, checked_capture
-from ..models.facts import PipelineFacts, images_a_prompt
+from ..errors import SdattnWarning, warn
+from ..maps.presets import Preset
 from ..models.pipeline import Options, Pipeline
-from ..models.pipeline_call import checked_options, one_at_a_time, options_of_image
-from ..models.reading import read_prompts
-from ..models.values import checked_prompts, seeds_of
-from ..prompts.tokens import Prompt
-from .calls import checked_facts
+from ..models.pipeline_call import one_at_a_time, options_of_image
 from .imagerun import Further, ImageRun
+from .preparing import Order, prepare
 from .run import Run
 from .sampling import sample
-from .watched import CALLBACKS, read_negative, warn_of_unlearnt
 
 CAUSAL_STEPS = (0.5, 1.0)  # the layout stays, so what changes is what the word does in its place
 
@@ -39,7 +32,7 @@ def generate(
     causal: bool = False,
     spots: bool = False,
     capture_options: Options | None = None,
-    max_bytes: int | Budget | None = None,
+    max_bytes: int | None = None,
     **options: Any,
 ) -> Run:
     """Run a pipeline and show where each word of the prompt went.
@@ -70,7 +63,7 @@ def generate(
             side, in ``run[0].details.spots``; the page shows it at a click. Not for videos.
         capture_options: options for :func:`sdattn.capture`, e.g. ``{"layers": ("mid", "up")}``.
             With ``{"branch": "both"}`` the negative prompt gets heatmaps too.
-        max_bytes: bytes that the maps of all texts may take together while the pipeline
+        max_bytes: bytes that the maps of each text, and of ``spots``, may take while the pipeline
             runs. A run whose maps would take more is refused before its first step. Default: no
             limit.
         options: options for the pipeline: ``num_inference_steps``, ``guidance_scale``,
@@ -97,62 +90,22 @@ def generate(
 
     With a demo model a ``UserWarning`` names words of the prompt that the model never learnt.
     """
-    facts = checked_facts(
-        pipe, prompt, options, seed=seed, preset=preset, refine=refine, max_bytes=max_bytes
-    )
-    # All that can be refused is, before anything runs.
-    if spots and facts.makes_videos:
-        text = "a video's are not kept. Leave it out, or capture some cells by `queries`."
-        raise OptionError("spots", spots, text)
-    number = len(checked_prompts(prompt))
-    options = checked_options(facts, options, prompts=number, videos=not causal)
-    read = read_prompts(facts.pipe, prompt, **options)
-    if not read:
-        raise OptionError("prompt", prompt, "there is none. Pass a text, or a list of some.")
-    seeds = seeds_of(seed, len(read) * images_a_prompt(facts, options))
-    chosen = preset_for(facts.denoiser, preset, refine)
-    watch = checked_capture(capture_options or {}, words, read)
-    _check_capture(facts, watch, options, len(read))
-    settings = capture_settings(facts, chosen, read, options, watch)
-    warn_of_unlearnt(facts, read, ask)
-    plans = _causal_plans(facts.pipe, read, seeds, options) if causal else []
-    run = sample(
-        facts,
-        read,
-        seeds,
+    order = prepare(
+        pipe,
+        prompt,
         options,
-        settings,
-        preset=chosen,
+        seed=seed,
+        words=words,
+        preset=preset,
+        refine=refine,
         ask=ask,
-        early=any(options.get(name) for name in CALLBACKS),
-        budget=Budget.of(max_bytes),
         spots=spots,
-        python=_of_python(words, watch),
+        capture_options=capture_options,
+        max_bytes=max_bytes,
+        videos=not causal,
     )
-    return _with_all_causes(run, plans, words)
-
-
-def _check_capture(facts: PipelineFacts, watch: Options, options: Options, prompts: int) -> None:
-    """Refuse frames of a video, all of which are kept, and maps of no negative prompt."""
-    if watch.get("frames") is not None:
-        text = "A run keeps all frames of a video. Choose `frames` with `capture()`."
-        raise InvalidValueError(text)
-    if watch.get("branch") == "both":
-        if not options.get("negative_prompt"):
-            text = "`branch='both'` shows the words of a negative prompt. Pass one."
-            raise InvalidValueError(text)
-        read_negative(facts, options, prompts)
-
-
-def _of_python(words: Sequence[str] | None, watch: Options) -> list[str]:
-    """Return the options that a command does not have, by which the run is not made again."""
-    # a command has --keep steps and --keep heads, which keep all
-    of_command = {name for name in ("steps", "heads") if getattr(watch.get(name), "every", False)}
-    of_words = set() if words is None else {"tokens"}
-    python = [] if words is None else ["words"]
-    if watch.keys() - {"branch"} - of_command - of_words:
-        python.append("capture_options")
-    return python
+    plans = _causal_plans(order) if causal else []
+    return _with_all_causes(sample(order), plans, words)
 
 
 def _with_all_causes(run: Run, plans: Sequence[KnockoutPlan], words: Sequence[str] | None) -> Run:
@@ -171,15 +124,13 @@ def _with_all_causes(run: Run, plans: Sequence[KnockoutPlan], words: Sequence[st
     return run
 
 
-def _causal_plans(
-    pipe: Pipeline, prompts: Sequence[Prompt], seeds: Sequence[int], options: Options
-) -> list[KnockoutPlan]:
+def _causal_plans(order: Order) -> list[KnockoutPlan]:
     """Return the knockouts of each image, checked before any image is drawn."""
-    images = len(seeds)
+    pipe, images, prompts = order.facts.pipe, len(order.seeds), len(order.prompts)
     plans = []
-    for i, seed in enumerate(seeds):
-        of_image = options_of_image(options, i, images=images, prompts=len(prompts))
-        text = prompts[i // (images // len(prompts))].text
+    for i, seed in enumerate(order.seeds):
+        of_image = options_of_image(order.options, i, images=images, prompts=prompts)
+        text = order.prompts[i // (images // prompts)].text
         plans.append(knockouts.prepare(pipe, text, seed, steps=CAUSAL_STEPS, options=of_image))
     return plans
 

@@ -26,10 +26,12 @@ AFFINITY = "self-attention"  # the name among the maps of what refined them
 
 
 class Packed(NamedTuple):
-    """A run's files by their paths in its folder, ``run.json`` last, and the contents of that."""
+    """A run's files by their paths in its folder, ``run.json`` last, the contents of that, and the
+    heatmaps that a reader makes of the files."""
 
     info: RunInfo
     files: dict[str, bytes]
+    heatmaps: Heatmaps
 
 
 def pack_run(
@@ -58,8 +60,9 @@ def pack_run(
         files |= {f"{folder}/{name}": data for name, data in drawn.items()}
     files |= beside or {}
     # Last what names and seals all of them.
-    info = _info(run, files)
-    return Packed(info, {**files, "run.json": sealed(info.to_json())})
+    saved = heatmaps_from(run.layers, heatmaps.prompt, heatmaps.preset)
+    info = _info(run, files, saved)
+    return Packed(info, {**files, "run.json": sealed(info.to_json())}, saved)
 
 
 def _tensors(run: ImageRun) -> dict[str, dict[str, Tensor]]:
@@ -100,14 +103,12 @@ def _pack_further(
     return files
 
 
-def _info(run: ImageRun, files: Mapping[str, bytes]) -> RunInfo:
-    """Return ``run.json`` for a run with these files."""
+def _info(run: ImageRun, files: Mapping[str, bytes], saved: Heatmaps) -> RunInfo:
+    """Return ``run.json`` for a run with these files, and the heatmaps of its saved maps."""
     layers = run.layers
     details = run.details
-    prompt = run.heatmaps.prompt
+    prompt = saved.prompt
     each = details.steps or details.heads
-    preset = run.heatmaps.preset
-    words = heatmaps_from(layers, prompt, preset).statistics()
     return RunInfo(
         **vars(run.settings.alone()),
         words=prompt.words,
@@ -115,8 +116,8 @@ def _info(run: ImageRun, files: Mapping[str, bytes]) -> RunInfo:
         tokens=prompt.tokens,
         encoders=prompt.encoders or None,
         columns=layers.columns,
-        preset=preset,
-        statistics=tuple(word.rounded() for word in words),
+        preset=saved.preset,
+        statistics=tuple(word.rounded() for word in saved.statistics()),
         passes=layers.passes,
         layers={
             name: LayerEntry(layer.place, layer.level, layer.heads, layer.grid)

@@ -14,65 +14,44 @@ from torch import Tensor
 from ..errors import SdattnWarning, warn
 from ..files.version import versions
 from ..files.videos import Video
-from ..keep.budget import Budget
+from ..keep.keep import Keep
 from ..loading.options import device_of, options_of
-from ..maps.capture import MapStore, capture
+from ..maps.capture import MapStore, capture_kept
 from ..maps.details import details_of
 from ..maps.from_stores import check_texts, heatmaps_of
 from ..maps.heatmaps import Heatmaps
 from ..maps.layermaps import LayerMaps, spot_maps
-from ..maps.presets import PRESETS, Preset
-from ..maps.requirements import capture_settings, kept_columns
+from ..maps.presets import Preset
+from ..maps.requirements import kept_columns
 from ..models.demos import model_name
-from ..models.facts import PipelineFacts, frame_rate
+from ..models.facts import frame_rate
 from ..models.finite import check_maps
-from ..models.pipeline import Options, Pipeline
-from ..models.pipeline_call import call_pipeline, images_of, one_at_a_time, one_each
+from ..models.pipeline_call import call_pipeline, images_of, one_each, turn
+from ..models.threads import few_threads
 from ..prompts.tokens import Prompt
 from .imagerun import Further, ImageRun
+from .preparing import Order
 from .run import Run
 from .settings import Captured, RunSettings
-from .watched import Order, early_steps, read_negative, settled, spots_grid, stop_of, watch
+from .watched import early_steps, settled, spots_grid, stop_of, watch
 
 if TYPE_CHECKING:
     from PIL import Image
 
 
-@one_at_a_time
-def sample(
-    pipe: Pipeline | PipelineFacts,
-    prompts: Sequence[Prompt],
-    seeds: Sequence[int],
-    options: Options,
-    capture_options: Options | None = None,
-    *,
-    preset: Preset = PRESETS["default"],
-    ask: str | None = None,
-    early: bool = False,
-    budget: Budget | None = None,
-    spots: bool = False,
-    python: Sequence[str] = (),
-) -> Run:
-    """Run :func:`generate` for prompts that were read and options that were checked.
-
-    ``seeds`` has one for each image, in the pipeline's order; ``capture_options`` default to
-    :func:`capture_settings`. With ``early`` the steps before those that the preset reads are kept
-    as well, for a run that may be stopped. The maps of all texts, and of ``spots``, share the
-    ``budget``. ``python`` names options that only Python has, for the run's record.
+def sample(order: Order) -> Run:
+    """Make a run that :func:`.preparing.prepare` checked.
 
     Raises:
-        OptionError: the maps would take more than the budget; before the first step.
+        OptionError: the maps would take more than ``order.keep.max_bytes``; before the first step.
         NotFiniteError: an image or a map holds NaN or infinity; the message says what to try.
     """
-    facts = PipelineFacts.of(pipe)
-    settings = capture_options or capture_settings(facts, preset, prompts, options)
-    order = Order(
-        facts, prompts, seeds, options, preset=preset, ask=ask, spots=spots, python=python
-    )
-    watched = watch(order, settings)
-    drawn = _draw(order, watched, early_steps(watched) if early else {}, budget)
-    maps = _make_maps(order, drawn.stores)
-    return Run(_image_runs(order, drawn, maps), drawn.stores["prompt"], maps.layers)
+    pipe = order.facts.pipe
+    with turn(pipe), few_threads(pipe):
+        watched = watch(order)
+        drawn = _draw(order, watched, early_steps(watched) if order.may_stop else {})
+        maps = _make_maps(order, drawn.stores)
+        return Run(_image_runs(order, drawn, maps), drawn.stores["prompt"], maps.layers)
 
 
 class _Drawn(NamedTuple):
@@ -96,18 +75,17 @@ class _Maps(NamedTuple):
 
 def _draw(
     order: Order,
-    watched: Mapping[str, Options],
-    early: Mapping[str, Options],
-    budget: Budget | None,
+    watched: Mapping[str, Keep],
+    early: Mapping[str, Keep],
 ) -> _Drawn:
     """Run the pipeline once, under all captures."""
     facts = order.facts
     with ExitStack() as captures:
 
-        def begun(settings: Mapping[str, Options]) -> dict[str, MapStore]:
+        def begun(watched: Mapping[str, Keep]) -> dict[str, MapStore]:
             stores = {}
-            for name, options in settings.items():
-                watching = capture(facts.denoiser, max_bytes=budget, **options)
+            for name, keep in watched.items():
+                watching = capture_kept(facts.denoiser, keep)
                 stores[name] = captures.enter_context(watching)
                 stores[name].checks_itself = False
             return stores
@@ -158,7 +136,7 @@ def _make_maps(order: Order, stores: Mapping[str, MapStore]) -> _Maps:
     texts: dict[str, list[Heatmaps]] = {}
     if "negative" in stores:
         store = stores["negative"]
-        read = read_negative(order.facts, order.options, len(order.prompts), store.n_text)
+        read = order.negative(store.n_text)
         texts["negative"] = _further_heatmaps(store, layers, preset, read)
     if order.asked is not None:
         texts["asked"] = _further_heatmaps(stores["asked"], layers, preset, [order.asked])
@@ -187,7 +165,8 @@ def _image_runs(order: Order, drawn: _Drawn, maps: _Maps) -> list[ImageRun]:
     """Collect what ``run.json`` says, and give each image a run of its own, with views into the
     tensors of the whole batch."""
     store = drawn.stores["prompt"]
-    columns = kept_columns(order.preset, order.prompts, store.keep.refine)
+    is_refined = store.keep.refine is not None
+    columns = kept_columns(order.preset, order.prompts, is_refined)
     has_no_padding = columns and store.tokens == tuple(columns)
     image_runs = []
     for i, settings in enumerate(_settings_of_each(order, drawn)):
@@ -206,7 +185,7 @@ def _image_runs(order: Order, drawn: _Drawn, maps: _Maps) -> list[ImageRun]:
             video=drawn.videos[i] if drawn.videos else None,
         )
         if has_no_padding:  # its own columns, whatever is drawn with it
-            own_columns = kept_columns(order.preset, [heatmaps.prompt], store.keep.refine)
+            own_columns = kept_columns(order.preset, [heatmaps.prompt], is_refined)
             image_run = image_run.keep(own_columns or ())
         image_runs.append(image_run)
     return image_runs

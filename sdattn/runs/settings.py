@@ -1,25 +1,18 @@
-"""How a run, an edit or an explained image was made, as the records that ``run.json`` holds, and
-the command that makes it again from these. For the contents of its files see
-:mod:`sdattn.runs.info`."""
+"""How a run, an edit or an explained image was made, as the records that ``run.json`` holds. For
+the contents of its files see :mod:`sdattn.runs.info`."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from typing import Any
 
-from ..errors import InvalidValueError
 from ..files.records import Record
 from ..follow.capture_warnings import Stopped
 from ..follow.run_part import Span
 from ..keep.keep import Heads, Selection, Steps
 from ..loading.options import LoadingOptions
-from ..maps.presets import PRESETS, Preset
 
 EDIT_FORMAT = "sdattn-edit-1"
-OPTIONS_OF_EDITS = (  # options of the pipeline that the command for edits has
-    *("num_inference_steps", "guidance_scale", "negative_prompt", "width", "height"),
-    "num_images_per_prompt",  # 1
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,12 +61,13 @@ class RunSettings(Record):
     Attributes:
         id, line, fingerprint: identity of an item of a batch run.
         list_columns: further columns of the item's list, as text, or None.
+        command: the command that was typed, for a shell; None for a run that Python made.
         prompt: the text.
         seed: seed of the noise, or None if the noise is an image's own.
         model, pipeline, scheduler: ``"demo"``, a folder or a name; names of classes.
         loading: how the model was loaded, or None for the defaults.
         options: the pipeline's options that JSON can hold.
-        options_left_out: names of the others, and of options of ours that only Python has.
+        options_left_out: names of the others, and ``losses`` of a guided run.
         device, dtype: for example ``"cpu"``, ``"float32"``.
         timesteps: timesteps that the model was called with, in order.
         captured: steps and heads that were kept.
@@ -90,6 +84,7 @@ class RunSettings(Record):
     line: int | None = None
     fingerprint: str | None = None
     list_columns: dict[str, str] | None = None
+    command: str | None = None
     prompt: str
     seed: int | None
     model: str | None = None
@@ -129,50 +124,3 @@ class EditInfo(Edited, RunSettings):
 
     def to_json(self) -> dict[str, Any]:
         return {"format": EDIT_FORMAT, **super().to_json()}
-
-    @property
-    def of_images(self) -> RunSettings:
-        """Return the settings as each image has them."""
-        edited = Edited(**{f.name: getattr(self, f.name) for f in fields(Edited)})
-        return replace(self.alone(), edited=edited)
-
-
-def command_for(settings: RunSettings, preset: Preset) -> str:
-    """Return the command whose ``--config run.json`` makes a run again: generate, explain or edit.
-
-    Raises:
-        ValueError: the run needs something that only Python can give; says what.
-    """
-    edited = settings.edited
-    if not settings.model:
-        raise InvalidValueError("The pipeline was built in Python, so no name of a model is known.")
-    if settings.stopped:
-        raise InvalidValueError("It was stopped before its end.")
-    if edited and edited.reconstruction_psnr is not None:
-        raise InvalidValueError("The image was edited from one that the run does not hold.")
-    python = _of_python(settings)
-    if python:
-        text = f"Options were given that only Python can: {', '.join(sorted(python))}."
-        raise InvalidValueError(text)
-    known = PRESETS.get(preset.name)
-    if known and settings.explained:  # it reads the chosen timesteps
-        known = replace(known, steps=preset.steps)
-    if known is None or replace(known, refine=None) != replace(preset, refine=None):
-        raise InvalidValueError(f"The preset {preset.name!r} was made in Python.")
-    if edited:
-        return "edit"
-    return "explain" if settings.explained else "generate"
-
-
-def _of_python(settings: RunSettings) -> set[str]:
-    """Return the options that the run's command does not have."""
-    python = set(settings.options_left_out or ())
-    if settings.explained:
-        return python - {"latents"}  # the image's
-    if settings.edited:
-        python -= {"callback_on_step_end"}  # the edit's own
-        python |= set(settings.options or {}) - {*OPTIONS_OF_EDITS}
-        for name in ("cross_replace_steps", "self_replace_steps"):
-            if not isinstance(getattr(settings.edited, name), (int, float)):
-                python.add(name)
-    return python

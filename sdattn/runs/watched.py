@@ -4,109 +4,79 @@ may be stopped before the steps that their preset reads keep the earlier steps t
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
-from functools import cached_property
+from dataclasses import replace
 
-from ..errors import CaptureError, SdattnWarning, warn
+from ..errors import CaptureError
 from ..follow.capture_warnings import Stopped
-from ..keep.budget import Budget, Expected
+from ..keep.budget import Expected
 from ..keep.keep import Keep, Steps
 from ..look.other_text import encode_text
+from ..look.queries import Queries
 from ..maps.aggregation import PLACE, refining
 from ..maps.capture import MapStore
 from ..maps.layermaps import read_steps
 from ..maps.presets import Preset
 from ..maps.requirements import columns_around
-from ..models.facts import PipelineFacts, images_a_prompt, latent_size
-from ..models.layers import TEXT_KINDS, select_layers
-from ..models.pipeline import Options
-from ..models.pipeline_call import one_each
-from ..models.reading import read_prompts
+from ..models.facts import images_a_prompt, latent_size
+from ..models.layers import select_layers
 from ..prompts.tokens import Prompt
-from ..prompts.words import split_words
+from .preparing import Order
 
 SPOTS = 16  # along the longer side
-CALLBACKS = ("callback_on_step_end", "callback")  # options by which a run may be stopped
 
 
-@dataclass(frozen=True)
-class Order:
-    """A run to make, see :func:`sdattn.runs.sampling.sample`."""
-
-    facts: PipelineFacts
-    prompts: Sequence[Prompt]
-    seeds: Sequence[int]
-    options: Options
-    preset: Preset
-    ask: str | None = None
-    spots: bool = False
-    python: Sequence[str] = ()  # options that only Python has
-
-    @cached_property
-    def asked(self) -> Prompt | None:
-        """The text that is asked about, as the model reads it."""
-        if self.ask is None:
-            return None
-        text = " ".join(self.ask.replace(",", " ").split())  # a comma would join the softmax
-        [prompt] = read_prompts(self.facts.pipe, text, **self.options)
-        return prompt
-
-
-def watch(order: Order, settings: Options) -> dict[str, Options]:
-    """Return the options of each capture, each with a store of its own.
+def watch(order: Order) -> dict[str, Keep]:
+    """Return what each capture of a run keeps, each in a store of its own.
 
     Keys: ``"prompt"``, and if asked for ``"self"`` (the self-attention that refines),
     ``"negative"``, ``"asked"`` and ``"spots"`` (where spots of the image look). All are known
     before anything runs.
     """
-    settings = dict(settings)
-    branch = settings.pop("branch", "conditional")
-    shared = {k: v for k, v in settings.items() if k in ("steps", "dtype", "device")}
-    watched: dict[str, Options] = {"prompt": settings}
+    has_negative = order.keep.branch == "both"
+    keep = replace(order.keep, branch="conditional")
     # The columns of self-attention are the image's own cells: a word's do not apply.
-    if order.preset.refine and "refine" not in settings:
+    image = Keep(steps=keep.steps, dtype=keep.dtype, device=keep.device, max_bytes=keep.max_bytes)
+    watched = {"prompt": keep}
+    if order.preset.refine and not keep.refine:
         layers = refining(order.facts.denoiser)
-        watched["self"] = {**shared, "kinds": ("self",), "layers": layers}
-    if branch == "both":  # a capture of its own, since some pipelines run the two in turn
-        watched["negative"] = {**settings, "branch": "unconditional", **_negative(order)}
+        watched["self"] = replace(image, kinds=("self",), layers=layers)
+    if has_negative:  # a capture of its own, since some pipelines run the two in turn
+        watched["negative"] = _negative(order, keep)
     if order.asked is not None:
-        watched["asked"] = {**settings, **_asked(order, order.asked)}
+        watched["asked"] = _asked(order, keep, order.asked)
     if order.spots:
-        watched["spots"] = {**shared, **_spots(order)}
+        watched["spots"] = _spots(order, image)
     return watched
 
 
-def _negative(order: Order) -> dict[str, object]:
-    """Return the columns to capture of negative prompts."""
+def _negative(order: Order, keep: Keep) -> Keep:
+    """Return what to capture of negative prompts."""
     among = None
     if order.preset.among_words:
-        read = read_negative(order.facts, order.options, len(order.prompts))
         images = images_a_prompt(order.facts, order.options)
-        among = [columns_around(prompt) for prompt in read for _ in range(images)]
-    return {"tokens": None, "among": among}
+        among = [columns_around(prompt) for prompt in order.negative() for _ in range(images)]
+    return replace(keep, branch="unconditional", tokens=None, among=among)
 
 
-def _asked(order: Order, prompt: Prompt) -> dict[str, object]:
+def _asked(order: Order, keep: Keep, prompt: Prompt) -> Keep:
     """Return what to capture of the text that is asked about."""
     columns = columns_around(prompt)
-    settings: dict[str, object] = {
-        "text_states": encode_text(order.facts.pipe, prompt.text, order.options),
-        "tokens": None if order.preset.needs_all_columns else columns,
-    }
+    states = encode_text(order.facts.pipe, prompt.text, order.options)
+    tokens = None if order.preset.needs_all_columns else tuple(columns)
+    keep = replace(keep, text_states=states, tokens=tokens)
     # in joint attention the image's own columns compete with the words already
-    if not order.facts.is_joint:
-        settings["among"] = [columns]
-    return settings
+    return keep if order.facts.is_joint else replace(keep, among=[columns])
 
 
-def _spots(order: Order) -> dict[str, object]:
+def _spots(order: Order, keep: Keep) -> Keep:
     """Return what to capture of an even grid of spots: of a UNet its way up."""
     rows, cols = spots_grid(order)
     kinds = ("self", "joint")
     layers = order.facts.denoiser.layers
     has_up = any(layer.place == PLACE for layer in layers if layer.kind in kinds)
     cells = [((r + 0.5) / rows, (c + 0.5) / cols) for r in range(rows) for c in range(cols)]
-    return {"queries": cells, "layers": PLACE if has_up else None, "kinds": kinds}
+    queries = Queries.of(cells, None)
+    return replace(keep, queries=queries, layers=PLACE if has_up else None, kinds=kinds)
 
 
 def spots_grid(order: Order) -> tuple[int, int]:
@@ -116,43 +86,20 @@ def spots_grid(order: Order) -> tuple[int, int]:
     return max(1, round(rows * share)), max(1, round(cols * share))
 
 
-def warn_of_unlearnt(
-    facts: PipelineFacts, prompts: Sequence[Prompt], ask: str | None = None
-) -> None:
-    """Warn of words of the prompts, or of the text that is asked about, that a demo model never
-    learnt."""
-    texts = [word.text for prompt in prompts for word in prompt.words]
-    texts += [word for word, _, _ in split_words(ask or "")]
-    warning = facts.demo.unlearnt(texts) if facts.demo else ""
-    if warning:
-        warn(warning, SdattnWarning)
-
-
-def read_negative(
-    facts: PipelineFacts, options: Options, prompts: int, columns: int | None = None
-) -> list[Prompt]:
-    """Return the negative prompts of a run as the model reads them, one per prompt."""
-    texts = one_each(options["negative_prompt"], prompts)
-    return read_prompts(facts.pipe, texts, columns, negative=True, **options)
-
-
-def check_images(budget: Budget, order: Order, settings: Options, passes: int) -> None:
+def check_images(order: Order, passes: int) -> None:
     """Refuse a run of an image model that would hold too much, before anything else runs."""
     size = latent_size(order.facts, order.options)
-    names = {field.name for field in fields(Keep)}
-    expected = []
-    for options in watch(order, settings).values():
-        kinds = options.get("kinds", TEXT_KINDS)
-        store = Expected(
-            keep=Keep.of(**{name: value for name, value in options.items() if name in names}),
-            layers=select_layers(order.facts.denoiser.layers, options.get("layers"), kinds, size),
+    every = order.facts.denoiser.layers
+    for kept in watch(order).values():
+        expected = Expected(
+            keep=kept,
+            layers=select_layers(every, kept.layers, kept.kinds, size),
             latent_size=size,
             columns=len(order.prompts[0].tokens),
             rows=len(order.prompts),
             passes=passes,
         )
-        expected.append(store)
-    budget.check(expected)
+        expected.check()
 
 
 class StoppedError(CaptureError):
@@ -167,13 +114,13 @@ class StoppedError(CaptureError):
         self.images = list(images)
 
 
-def early_steps(watched: Mapping[str, Options]) -> dict[str, Options]:
+def early_steps(watched: Mapping[str, Keep]) -> dict[str, Keep]:
     """Return what to capture, of a run that may be stopped, of the steps before those to keep."""
-    early: dict[str, Options] = {}
-    for name, options in watched.items():
-        part = Steps.of(options.get("steps", "mean")).part
+    early = {}
+    for name, keep in watched.items():
+        part = keep.steps.part
         if part is not None and part.first > 0:
-            early[name] = {**options, "steps": (0.0, part.first)}
+            early[name] = replace(keep, steps=Steps.of((0.0, part.first)))
     return early
 
 

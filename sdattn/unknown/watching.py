@@ -16,7 +16,6 @@ from ..errors import CaptureError, InvalidTypeError, OptionError, RunError, warn
 from ..follow.capture_warnings import RunWarnings, warn_of_running_eagerly
 from ..follow.follower import Follower, Subscriber
 from ..follow.installer import Installation
-from ..follow.pass_options import Guidance
 from ..follow.pass_reader import PassReader
 from ..follow.passes import CaptureWarning, Pass
 from ..keep.keep import Keep
@@ -46,26 +45,25 @@ def watch_unknown(
     model: Any,
     store_class: Callable[[Sequence[AttentionLayer], Keep], Store],
     keep: Keep,
-    *,
-    text: Any,
-    grid: Any,
-    layers: LayerSelection,
-    kinds: Sequence[str],
-    branch: str,
-    guidance: Guidance | None,
 ) -> Iterator[Store]:
     """Watch a model of no known family while it runs and yield the store, see
     :func:`sdattn.capture`."""
-    family = _checked_family(model, keep, text, grid)
+    family = _checked_family(model, keep)
     denoiser = Denoiser(model, None, family)
     store = store_class([], keep)
-    reader = PassReader(denoiser, branch, guidance, counts_gradients=keep.grad, frames=keep.frames)
+    reader = PassReader(
+        denoiser,
+        keep.branch,
+        keep.guidance,
+        counts_gradients=keep.grad,
+        frames=keep.frames,
+    )
     with Installation() as installed:
         if installed.run_eagerly(model):
             warn_of_running_eagerly(model)
         follower = Follower(denoiser, reader, installed, thread=get_ident())
-        warns = RunWarnings(denoiser, branch, follower.strays)
-        selection = layers, checked_kinds(kinds)
+        warns = RunWarnings(denoiser, keep.branch, follower.strays)
+        selection = keep.layers, checked_kinds(keep.kinds)
         watch = UnknownWatch(follower, store, family, selection, warns, unwrapped(model))
         follower.subscribe(watch)
         follower.follow(model)
@@ -81,8 +79,12 @@ def watch_unknown(
     warns.tell()
 
 
-def _checked_family(model: Any, keep: Keep, text: Any, grid: Any) -> ToldFamily:
+def _checked_family(model: Any, keep: Keep) -> ToldFamily:
     """Return what is told of a model, which sdattn must not know by itself."""
+    for name in ("text_states", "latent_size", "step_call", "depth", "max_bytes"):
+        if getattr(keep, name) is not None:
+            reason = "text= and grid= tell of a model of no known family. Leave it out."
+            raise OptionError(name, getattr(keep, name), reason)
     inner = unwrapped(model)
     if not isinstance(inner, nn.Module):
         raise InvalidTypeError(
@@ -91,14 +93,16 @@ def _checked_family(model: Any, keep: Keep, text: Any, grid: Any) -> ToldFamily:
         )
     if family := listed(type(inner)):
         raise OptionError(
-            "text", text, f"a {type(inner).__name__} is of the family {family.name}. Leave it out."
+            "text",
+            keep.text,
+            f"a {type(inner).__name__} is of the family {family.name}. Leave it out.",
         )
     if not keep.queries.usual or keep.refine or keep.space != "attention":
         raise InvalidTypeError(
             "queries=, keys=, refine= and space= are for models of a known family. Leave them out "
             "where text= and grid= tell of the model."
         )
-    return told_family(inner, text, grid)
+    return told_family(inner, keep.text, keep.grid)
 
 
 @dataclass(eq=False)

@@ -14,7 +14,7 @@ from helpers.trees import tree
 from PIL import Image
 
 from sdattn.batch import verify
-from sdattn.batch.checking import card_of, remove_litter
+from sdattn.batch.checking import remove_litter
 from sdattn.batch.gallery.sheets import make_sheet, tile_of_images
 from sdattn.batch.records import ShardFile, read_record, record_name
 from sdattn.files.place import Place
@@ -23,7 +23,7 @@ from sdattn.files.writing import sha256
 each_format = pytest.mark.parametrize("format", FORMATS)
 BAD = b'{"line": 5, "reason": "no prompt", "text": "{}"}\n'
 FAILED = {"id": "d", "line": 4, "prompt": "a cat", "seed": 4, "failed": "no", "traceback": "no"}
-SUMMARIES = ("metadata.jsonl", "errors.jsonl", "README.md", "index.html")
+SUMMARIES = ("metadata.jsonl", "errors.jsonl", "index.html")
 
 
 def finished(root, format):
@@ -177,26 +177,13 @@ def test_a_runs_command_writes_damaged_summaries_again(model, tmp_path):
     lines = [{"prompt": "a cat"}, {"prompt": 5}]
     draw(model, tmp_path / "run", lines)
     before = tree(tmp_path / "run")
-    for name in ("metadata.jsonl", "README.md", "bad_lines.jsonl"):
+    for name in ("metadata.jsonl", "bad_lines.jsonl"):
         (tmp_path / "run" / name).write_bytes(before[name][:-9])
     for name in ("errors.jsonl", "index.html"):
         (tmp_path / "run" / name).unlink()
     assert len(verify(tmp_path / "run")[1]) == 1  # the others are compared with sound records only
     assert draw(model, tmp_path / "run", lines).before == 1
     assert tree(tmp_path / "run") == before and verify(tmp_path / "run") == (1, [])
-
-
-def test_the_card_names_the_files_of_each_format():
-    def card(format, **more):
-        return card_of(manifest(format=format, **more).settings, ["Category"]).decode()
-
-    assert "path:\n    - metadata.jsonl\n    - shards/*/*/image.png\n---" in card("folder")
-    assert "- metadata.jsonl\n---" in card("folder", save=["maps"])
-    assert card("parquet").endswith("path:\n    - shards/*.parquet\n---\n")
-    tar = card("webdataset", save=["maps", "video"], video_format="mp4")
-    assert "- shards/*.tar\n" in tar and "name: video.mp4\n    dtype: binary" in tar
-    assert "- name: png\n    dtype: image" in tar and 'name: "Category"' in tar
-    assert "png" not in card("webdataset", save=["maps"])
 
 
 def test_a_record_of_another_input_is_named_by_its_number_of_items(tmp_path):

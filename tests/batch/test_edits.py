@@ -13,7 +13,7 @@ from helpers.transformer_rows import sana
 from PIL import Image
 
 from sdattn import edit_image, generate, load_pipeline
-from sdattn.batch import Draw, open_batch, verify
+from sdattn.batch import open_batch, verify
 from sdattn.batch.formats import format_of
 from sdattn.batch.records import read_manifest
 from sdattn.files.place import Place
@@ -117,17 +117,3 @@ def test_pipelines_without_edits_have_bad_lines(tmp_path):
     (tmp_path / "in.jsonl").write_text(json.dumps(SWAP))
     _, [bad] = planned(sana(), source=tmp_path / "in.jsonl")
     assert bad.reason.endswith("found a SanaPipeline.")
-
-
-@pytest.mark.slow
-def test_rows_of_ray_data_have_the_source_too(model):
-    names = ("prompt", "edit_to", "seed")
-    columns = {name: [row.get(name) for row in LINES[:2]] for name in names}
-    drawn = Draw(str(model), options=GUIDED, device="cpu", save=("image",))(columns)
-    alone = edit_image(
-        load_pipeline(model, device="cpu"), *(SWAP["prompt"], SWAP["edit_to"]), seed=3, **GUIDED
-    )
-    assert drawn["source_image"][0] is None and len(drawn["source_image"]) == 2
-    assert (drawn["source_image"][1] == np.array(alone.images[0])).all()
-    assert (drawn["image"][1] == np.array(alone.images[1])).all()
-    assert list(drawn["words"][1]) == ["a", "red", "dog"]

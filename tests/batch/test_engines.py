@@ -115,7 +115,7 @@ def jobs(number):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("format", tiered(["folder", "webdataset", "parquet"], quick=0))
+@pytest.mark.parametrize("format", tiered(["folder", "webdataset"], quick=0))
 def test_worker_processes_draw_what_one_process_draws(model, tmp_path, format, monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     usual = {"options": SMALL, "format": format, "shard_items": 2, "batch_size": 2}

@@ -104,7 +104,7 @@ def test_a_wrong_value_is_exit_code_2_and_a_failed_run_1(error, code):
 
 def test_a_bug_keeps_its_traceback_and_says_where_to_report_it(invoke, model, monkeypatch):
     """With a fault put into `generate`, which ended as `sdattn: x` once."""
-    monkeypatch.setattr("sdattn.runs.generation.seeds_of", lambda *_: {}["x"])
+    monkeypatch.setattr("sdattn.runs.preparing.seeds_of", lambda *_: {}["x"])
     code, out, err = invoke("generate", "a cat", "--model", model, "--device", "cpu")
     assert (code, out) == (1, "")
     assert "Traceback (most recent call last)" in err and "runs/generation.py" in err

@@ -57,7 +57,7 @@ def test_the_help_of_generate_is_in_panels(invoke):
         "Heatmaps": ("preset", "keep", "causal"),
         "Output": ("out", "force", "json"),
         "Model": ("model", "dtype", "lora"),
-        "Advanced": ("set", "max-memory", "offload", "config", "help"),
+        "Advanced": ("set", "max-memory", "offload", "help"),
     }.items():
         assert all(re.search(rf"^│ --{name} ", parts[panel], re.M) for name in names), panel
 
@@ -93,9 +93,9 @@ def test_help_is_shown_as_it_is_written(text, shown):
 @pytest.mark.parametrize(
     ("choice", "values"),
     [
-        (options.Preset, tuple(PRESETS)),
-        (options.Dtype, tuple(DTYPES)),
-        (options.Refine, ("self",)),
+        (options.MAPS["preset"][0], tuple(PRESETS)),
+        (options.DTYPE[0], tuple(DTYPES)),
+        (options.MAPS["refine"][0], ("self",)),
     ],
 )
 def test_choices_are_those_of_the_library(choice, values):

@@ -1,6 +1,7 @@
 """The options of loading, on every command that loads a model."""
 
 import json
+import shlex
 from dataclasses import fields
 from pathlib import Path
 from typing import get_args
@@ -14,8 +15,7 @@ from helpers.loras import save_lora
 from helpers.tiny_pipelines import small_pipeline
 from safetensors.torch import save_file
 
-from sdattn.cli import common_options
-from sdattn.cli.common_options import LOADING
+from sdattn.cli.options import LOADING, Offload
 from sdattn.loading.options import OFFLOADS, LoadingOptions
 
 LOADING_COMMANDS = ("generate", "explain", "edit", "diff", "batch", "info", "app")
@@ -38,12 +38,12 @@ def test_commands_that_load_a_model_have_all_options(command):
 
 
 def test_choices_are_those_of_the_library():
-    assert get_args(common_options.Offload) == OFFLOADS
+    assert get_args(Offload) == OFFLOADS
     assert tuple(LOADING) == tuple(field.name for field in fields(LoadingOptions))
 
 
 @pytest.mark.slow
-def test_a_run_is_recorded_and_made_again_as_it_was_loaded(invoke, model, lora, tmp_path):
+def test_a_run_is_recorded_as_it_was_loaded(invoke, model, lora, tmp_path):
     asked = ("--lora", f"{lora}:0.5", "--offload", "group")
     asked += ("--scheduler", "EulerDiscreteScheduler")
     code, _, err = invoke("generate", "a cat", "--model", model, *SMALL, *asked, "--out", "a")
@@ -54,12 +54,14 @@ def test_a_run_is_recorded_and_made_again_as_it_was_loaded(invoke, model, lora, 
     assert info["loading"] == given
     assert (info["scheduler"], info["device"]) == ("EulerDiscreteScheduler", "cpu")
     assert "EulerDiscreteScheduler" in Path("a/report.html").read_text()
-    assert invoke("generate", "--config", "a", "--device", "cpu", "--out", "b")[0] == 0
+    typed = shlex.split(info["command"])
+    assert typed[:2] == ["sdattn", "generate"]
+    assert invoke(*typed[1:-1], "b")[0] == 0  # the command as it was typed makes the same run
     again = json.loads(Path("b/run.json").read_text())
     assert again["loading"] == given
     assert again["files"]["image.png"] == info["files"]["image.png"]
     code, out, _ = invoke("diff", "a", "b")
-    assert code == 0 and "loading" not in out
+    assert code == 0 and "loading" not in out and "command" not in out
 
 
 @pytest.mark.slow

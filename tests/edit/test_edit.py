@@ -28,7 +28,7 @@ from sdattn.edit import (
     register_attention_control,
     step_end,
 )
-from sdattn.edit.editing import EditOptions, prepare
+from sdattn.edit.editing import EditOptions, plan_edit
 from sdattn.models.layers import find_denoiser
 from sdattn.runs.folder import load_run
 
@@ -165,10 +165,10 @@ def test_weights_scale_what_is_shown():
 @pytest.mark.parametrize(("make", "most"), [(make_pipeline, 4 * 6), (small_pipeline, 8 * 12)])
 def test_self_attention_is_edited_up_to_a_quarter_of_the_latents_sides(make, most):
     """Or on the coarsest grid of a UNet with fewer levels."""
-    plan = prepare(make(), SOURCE, TARGET, EditOptions(), {"height": 128, "width": 192})
+    plan = plan_edit(make(), SOURCE, TARGET, EditOptions(), {"height": 128, "width": 192})
     assert plan.control.max_self_queries == most
     options = EditOptions(max_self_queries=7)
-    plan = prepare(make(), SOURCE, TARGET, options, {"height": 128, "width": 192})
+    plan = plan_edit(make(), SOURCE, TARGET, options, {"height": 128, "width": 192})
     assert plan.control.max_self_queries == 7
 
 

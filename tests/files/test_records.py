@@ -37,6 +37,7 @@ def test_a_record_comes_back():
         "share": 1,
     }
     assert read_record(Document, {"of a later version": 1, **document}) == WHOLE
+    assert read_record(Document, {**document, "seen": None}) == WHOLE
 
 
 def test_numbers_of_numpy_are_pythons_own():
@@ -48,15 +49,16 @@ def test_numbers_of_numpy_are_pythons_own():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"name": 3}, "'name' is 3.*text"),
-        ({"share": True}, "'share'.*number"),
-        ({"seen": None}, "'seen'.*true or false"),
-        ({"layers": []}, "'layers'.*object"),
+        ({"name": 3}, "'name' is 3: .*string"),
+        ({"share": True}, "'share' is true: .*number"),
+        ({"seen": 1}, "'seen' is 1: .*boolean"),
+        ({"layers": []}, r"'layers' is \[\]: .*object"),
         ({"layers": {"up": {"heads": None}}}, "'layers.up.grid' is missing"),
-        ({"layers": {"up": {"grid": [2], "heads": None}}}, r"'layers.up.grid'.*\[2\]"),
-        ({"layers": {"up": {"grid": [2, 0.5], "heads": None}}}, r"'layers.up.grid\[1\]'.*0.5"),
-        ({"layers": {"up": {"grid": [2, 3], "heads": 1}}}, "'layers.up.heads' is 1.*null"),
-        ({"layers": {"up": {"grid": [2, 3], "heads": None, "x": 3}}}, "'layers.up'.*'x'"),
+        ({"layers": {"up": {"grid": [2], "heads": None}}}, r"'layers.up.grid\[1\]' is missing"),
+        ({"layers": {"up": {"grid": [2, 3, 4], "heads": None}}}, r"'layers.up.grid' .* 2 items"),
+        ({"layers": {"up": {"grid": [2, 0.5], "heads": None}}}, r"'layers.up.grid\[1\]' is 0.5"),
+        ({"layers": {"up": {"grid": [2, 3], "heads": 1}}}, "'layers.up.heads.str' is 1: "),
+        ({"layers": {"up": {"grid": [2, 3], "heads": None, "x": 3}}}, "'layers.up.x' cannot be"),
     ],
 )
 def test_what_does_not_fit_is_named(change, message):

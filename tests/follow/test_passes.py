@@ -93,7 +93,7 @@ def test_a_part_of_the_schedule_holds_no_more_than_the_mean(steps, number):
     with capture(pipe) as mean, capture(pipe, steps=steps) as some:
         run(pipe, num_inference_steps=number)
     layers = [layer for layer in find_layers(pipe.unet) if layer.kind == "cross"]
-    said = Keep.of(steps).nbytes(layers, (16, 16), 77, passes=number)
+    said = Keep.of(steps=steps).nbytes(layers, (16, 16), 77, passes=number)
     assert some.nbytes == some.expected_nbytes == mean.nbytes == mean.expected_nbytes == said
 
 

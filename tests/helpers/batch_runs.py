@@ -23,7 +23,7 @@ from sdattn.runs.imagerun import ImageRun
 from sdattn.runs.info import read_info
 from sdattn.runs.settings import RunSettings
 
-FORMATS = ("folder", "webdataset", "parquet")
+FORMATS = ("folder", "webdataset")
 TOKENIZER = tiny_tokenizer()
 PROMPT = "a red cat"
 BOTH = Preset("both", ("down", "up"))  # of the layers that items have here

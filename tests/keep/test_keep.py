@@ -1,5 +1,8 @@
 """What a capture keeps of steps, heads and columns."""
 
+from dataclasses import fields
+from inspect import signature
+
 import pytest
 import torch
 from helpers.capture_runs import assert_untouched, run
@@ -7,6 +10,14 @@ from helpers.rounding import rounding
 from helpers.tiny_pipelines import make_pipeline
 
 from sdattn import CaptureError, capture
+from sdattn.keep.keep import Keep
+
+
+def test_an_option_of_capture_is_a_field_of_keep_with_the_same_default():
+    options = signature(capture).parameters
+    assert ["target", *(field.name for field in fields(Keep))] == [*options]
+    defaults = {name: option.default for name, option in options.items() if name != "target"}
+    assert Keep.of(**defaults) == Keep.of() == Keep()
 
 
 @pytest.mark.slow

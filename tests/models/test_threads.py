@@ -63,7 +63,7 @@ def test_a_small_model_runs_in_one_thread(two, run):
 
 @pytest.mark.parametrize("run", NAMED)
 def test_a_model_by_its_name_runs_alike(two, run, model, monkeypatch):
-    monkeypatch.setattr("sdattn.runs.calls.load_pipeline", lambda name: PIPE)
+    monkeypatch.setattr("sdattn.runs.preparing.load_pipeline", lambda name: PIPE)
     with seen_threads() as seen:
         RUNS[run](model)
     assert seen == {1}

@@ -2,26 +2,25 @@
 
 import base64
 import hashlib
+import html
 import re
 from dataclasses import replace
 from html.parser import HTMLParser
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from helpers.demo_words import PROMPT, THING, THIRD
+from helpers.demo_words import PROMPT, THIRD
 from helpers.page_data import assert_close, data_of, expected_maps, maps_of
-from helpers.small_runs import edited, small_run
+from helpers.small_runs import small_run
 from helpers.tiers import tiered
 from helpers.tiny_tokenizers import tiny_tokenizer
 
 from scripts.benchmarks.random_run import random_run
-from sdattn import Heatmaps, generate, load_run, read_prompt
+from sdattn import Heatmaps, generate, read_prompt
 from sdattn.prompts.tokens import Word
 from sdattn.runs.imagerun import group_heatmaps
 from sdattn.runs.report import _first_pins, report
-from sdattn.runs.settings import command_for
 
 
 @pytest.fixture(scope="module")
@@ -161,68 +160,11 @@ def test_where_there_are_very_many_cells_neighbours_are_averaged():
 # The command
 
 
-@pytest.mark.parametrize(
-    "options",
-    tiered(
-        [
-            {"prompt": f"--a red {THING} -- 'on'", "num_inference_steps": 2},
-            {"negative_prompt": "a \"red\" 'x' $HOME", "ask": "red star", "num_inference_steps": 4},
-            {"preset": "p2p", "refine": "self", "num_inference_steps": 4, "guidance_scale": 3.5},
-            {"height": 64, "width": 96, "num_inference_steps": 4, "guidance_rescale": 0.5},
-            {"capture_options": {"steps": "all"}, "num_inference_steps": 4, "causal": True},
-            {"seed": 3},
-        ],
-        quick=0,
-    ),
-)
-def test_the_command_makes_the_run_again(demo, invoke, options):
-    made = generate(demo, **{"prompt": PROMPT, **options})
-    made.save("first")
-    assert "sdattn generate --config run.json" in Path("first/report.html").read_text()
-    assert invoke("generate", "--config", "first/run.json", "--out", "again")[0] == 0
-    again, made = load_run("again"), made[0]
-    assert again.image.tobytes() == made.image.tobytes()
-    assert again.heatmaps.preset == made.heatmaps.preset
-    assert again.more.keys() == made.more.keys()
-    assert again.details.calls == made.details.calls
-    torch.testing.assert_close(again.heatmaps.maps, made.heatmaps.maps, atol=1e-3, rtol=1e-2)
-
-
-def test_no_command_is_told_that_would_make_another_run():
-    options = {"num_inference_steps": 2, "guidance_scale": 3.0}
-    asked = edited(prompt="a red cat", targets=["a red dog"]).to_json()
-    own = small_run()
-    own.heatmaps.preset = replace(own.heatmaps.preset, name="mine")
-    assert command_for(small_run().settings, small_run().heatmaps.preset) == "generate"
-    edit = small_run(edited=asked, options=options)
-    assert command_for(edit.settings, edit.heatmaps.preset) == "edit"
-    for run, why in (
-        (own, "preset 'mine' was made in Python"),
-        (small_run(model=""), "no name of a model"),
-        (small_run(options_left_out=["image"]), "only Python can: image"),
-        (small_run(edited=asked, options={**options, "eta": 1.0}), "only Python can: eta"),
-    ):
-        with pytest.raises(ValueError, match=why):
-            command_for(run.settings, run.heatmaps.preset)
-        assert why.split(":")[-1].strip("'") in report(run).decode().replace("&#39;", "'")
-
-
-@pytest.mark.parametrize(
-    ("options", "why"),
-    [
-        ({"words": [THING]}, "words"),
-        ({"capture_options": {"layers": ("up",)}}, "capture_options"),
-        ({"capture_options": {"steps": [0]}}, "capture_options"),
-        ({"capture_options": {"steps": "all", "heads": "all"}}, None),
-    ],
-)
-def test_options_of_ours_that_only_python_has_are_named(demo, options, why):
-    run = generate(demo, PROMPT, num_inference_steps=2, **options)[0]
-    if why is None:
-        assert command_for(run.settings, run.heatmaps.preset) == "generate"
-        return
-    with pytest.raises(ValueError, match=f"only Python can: {why}"):
-        command_for(run.settings, run.heatmaps.preset)
+def test_the_page_shows_the_command_that_was_typed():
+    command = "sdattn generate 'a <b>' --steps 2"
+    page = report(small_run(command=command)).decode()
+    assert command in html.unescape(page) and command not in page
+    assert 'id="command"' not in report(small_run()).decode()  # Python made it
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,6 @@ from sdattn.errors import SdattnWarning
 from sdattn.follow.capture_warnings import Stopped, may_stop
 from sdattn.maps.presets import PRESETS
 from sdattn.runs.report import report
-from sdattn.runs.settings import command_for
 from sdattn.runs.watched import StoppedError
 
 PROMPT = "a red cat"
@@ -78,9 +77,6 @@ def test_generate_keeps_the_image_and_the_maps_that_there_are(pipe, after, kept,
     assert back.settings.stopped == stopped
     assert f"stopped after {after} of 10 steps; the maps are of {said}".encode() in report(back)
     assert f"{after} steps, stopped of 10" in repr(back)
-    demo = replace(run[0], settings=replace(run[0].settings, model="demo", options_left_out=[]))
-    with pytest.raises(ValueError, match="stopped"):
-        command_for(demo.settings, demo.heatmaps.preset)
 
 
 def test_all_texts_of_a_stopped_run_have_the_maps_that_there_are(pipe):

@@ -17,7 +17,7 @@ from .matching import choose_words, match_words
 
 RunLike = str | Path | SavedRun | Run | tuple[Run, int]
 
-_OF_A_BATCH = {"id", "line", "fingerprint"}
+_NOT_COMPARED = {"id", "line", "fingerprint", "command"}
 
 
 def diff(
@@ -172,6 +172,6 @@ def _settings(settings: RunSettings) -> dict[str, object]:
             flat |= value
         elif name == "versions":
             flat |= {f"version of {package}": number for package, number in value.items()}
-        elif name not in _OF_A_BATCH:
+        elif name not in _NOT_COMPARED:
             flat[name] = value
     return flat

@@ -4,7 +4,6 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from ...attention.core import grid_text
-from ...errors import InvalidValueError
 from ...maps.aggregation import read_by
 from ...maps.heatmap import Heatmap
 from ...maps.heatmaps import Heatmaps
@@ -15,7 +14,6 @@ from ...prompts.tokens import Prompt
 from ...prompts.words import is_content_word, name_things
 from ..imagerun import ImageRun, plain, step_names
 from ..parts import FURTHER
-from ..settings import command_for
 from .images import MOST_PINS, PIN_COLORS, as_uri, colour_tables, video_data
 from .maps import PageMaps, page_maps
 from .pages import page
@@ -76,7 +74,6 @@ def report(run: ImageRun, phrases: Sequence[Heatmap] = ()) -> bytes:
         most_cut_off=MOST_CUT_OFF,
         tokens=_token_rows(prompt, run.heatmaps.columns),
         settings=_settings(run),
-        again=_again(run),
         maps=maps,
     )
 
@@ -245,13 +242,3 @@ def _sums_to_one(run: ImageRun) -> bool:
     if len(heatmaps.columns) < len(heatmaps.prompt.tokens):
         return False
     return bool(((heatmaps.maps.sum(-1) - 1).abs() < 0.02).all())
-
-
-def _again(run: ImageRun) -> dict[str, str]:
-    """Return the command that makes the run again and its file, or the reason why none does."""
-    try:
-        command = command_for(run.settings, run.heatmaps.preset)
-    except InvalidValueError as error:
-        return {"command": "", "file": "", "reason": str(error)}
-    above = "../" if command == "edit" else ""  # the file of all images of the edit
-    return {"command": command, "file": f"{above}run.json", "reason": ""}

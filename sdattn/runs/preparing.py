@@ -1,0 +1,186 @@
+"""`prepare()`: all that `generate()`, `explain()`, edits and batches ask of a pipeline, and refuse,
+before anything runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from ..errors import InvalidTypeError, InvalidValueError, OptionError, SdattnWarning, warn
+from ..keep.keep import Keep, checked_bytes
+from ..loading.facts import check_names
+from ..loading.pipelines import load_pipeline
+from ..maps.presets import Preset, preset_for, preset_of
+from ..maps.requirements import capture_settings, checked_capture
+from ..models.facts import PipelineFacts, images_a_prompt
+from ..models.layers import held_model
+from ..models.pipeline import Options, Pipeline
+from ..models.pipeline_call import checked_options, one_each
+from ..models.reading import read_prompts
+from ..models.values import check_text, check_values, checked_prompts, checked_seeds, seeds_of
+from ..prompts.tokens import Prompt
+from ..prompts.words import empty_prompt, split_words
+
+CALLBACKS = ("callback_on_step_end", "callback")  # options by which a run may be stopped
+
+
+@dataclass(frozen=True)
+class Order:
+    """A run that was checked and can be made, see :func:`sdattn.runs.sampling.sample`.
+
+    Attributes:
+        facts: facts of the pipeline.
+        prompts: the prompts as the model reads them.
+        seeds: one per image, in the pipeline's order.
+        options: options of the pipeline's call.
+        preset: preset of the heatmaps.
+        keep: what the prompt's capture keeps.
+        ask: another text that is asked about.
+        spots: True keeps where spots of the image look.
+        may_stop: True keeps the steps before those that the preset reads too, for a run that its
+            caller may stop.
+        python: options that only Python has, for the run's record.
+    """
+
+    facts: PipelineFacts
+    prompts: list[Prompt]
+    seeds: list[int]
+    options: Options
+    preset: Preset
+    keep: Keep
+    ask: str | None = None
+    spots: bool = False
+    may_stop: bool = False
+    python: Sequence[str] = ()
+
+    @cached_property
+    def asked(self) -> Prompt | None:
+        """The text that is asked about, as the model reads it."""
+        if self.ask is None:
+            return None
+        text = " ".join(self.ask.replace(",", " ").split())  # a comma would join the softmax
+        [prompt] = read_prompts(self.facts.pipe, text, **self.options)
+        return prompt
+
+    def negative(self, columns: int | None = None) -> list[Prompt]:
+        """Return the negative prompts as the model reads them, one per prompt; ``columns`` as for
+        :func:`sdattn.read_prompts`."""
+        texts = one_each(self.options["negative_prompt"], len(self.prompts))
+        return read_prompts(self.facts.pipe, texts, columns, negative=True, **self.options)
+
+
+def prepare(
+    pipe: Pipeline | PipelineFacts | str | Path,
+    prompt: object,
+    options: Options,
+    *,
+    seed: int | Sequence[int] | None = 0,
+    words: Sequence[str] | None = None,
+    preset: str | Preset = "default",
+    refine: str | None = None,
+    ask: str | None = None,
+    spots: bool = False,
+    capture_options: Options | None = None,
+    max_bytes: int | None = None,
+    branches: Sequence[str] = ("conditional", "both"),
+    videos: bool = False,
+    own: Sequence[str] = (),
+) -> Order:
+    """Check a run and read what it needs, so that nothing is refused after its first step.
+
+    Args:
+        pipe: a pipeline, its facts, or a model to load, see :func:`loaded_facts`.
+        branches: branches that ``capture_options`` may name.
+        videos: True if the caller can use videos.
+        own: the caller's own options, which a misspelt name may mean (default: generate()'s).
+
+    The others are :func:`sdattn.generate`'s, and so is what is raised.
+    """
+    if isinstance(pipe, PipelineFacts):
+        facts = pipe
+    else:
+        of_call = {"seed": seed, "preset": preset, "refine": refine, "max_bytes": max_bytes}
+        facts = loaded_facts(pipe, prompt, options, own=own, **of_call)
+    if spots and facts.makes_videos:
+        text = "a video's are not kept. Leave it out, or capture some cells by `queries`."
+        raise OptionError("spots", spots, text)
+    texts = checked_prompts(prompt)
+    options = checked_options(facts, options, prompts=len(texts), videos=videos, own=own)
+    read = read_prompts(facts.pipe, texts, **options)
+    if not read:
+        raise OptionError("prompt", prompt, "there is none. Pass a text, or a list of some.")
+    seeds = seeds_of(seed, len(read) * images_a_prompt(facts, options))
+    chosen = preset_for(facts.denoiser, preset, refine)
+    watch = checked_capture(capture_options or {}, words, read, branches)
+    if watch.get("frames") is not None:
+        text = "A run keeps all frames of a video. Choose `frames` with `capture()`."
+        raise InvalidValueError(text)
+    with_negative = watch.get("branch") == "both"
+    if with_negative and not options.get("negative_prompt"):
+        text = "`branch='both'` shows the words of a negative prompt. Pass one."
+        raise InvalidValueError(text)
+    order = Order(
+        facts=facts,
+        prompts=read,
+        seeds=seeds,
+        options=options,
+        preset=chosen,
+        keep=capture_settings(facts, chosen, read, options, {"max_bytes": max_bytes, **watch}),
+        ask=ask,
+        spots=spots,
+        may_stop=any(options.get(name) for name in CALLBACKS),
+    )
+    if with_negative:
+        order.negative()  # or refuse
+    if facts.demo:
+        said = [word.text for one in read for word in one.words]
+        said += [word for word, _, _ in split_words(ask or "")]
+        if warning := facts.demo.unlearnt(said):
+            warn(warning, SdattnWarning)
+    return order
+
+
+def loaded_facts(
+    pipe: Pipeline | str | Path,
+    prompts: object,
+    options: Options,
+    *,
+    image: object = None,
+    seed: int | Sequence[int] | None = 0,
+    preset: str | Preset = "default",
+    refine: str | None = None,
+    max_bytes: int | None = None,
+    own: Sequence[str] = (),
+) -> PipelineFacts:
+    """Return the facts of a pipeline. A name that :func:`sdattn.load_pipeline` takes is loaded,
+    after what no model could take was refused; the arguments are as for :func:`prepare`, where each
+    of ``prompts`` may be several.
+
+    Raises:
+        TypeError: anything else, also where a prompt or the image is the pipeline.
+    """
+    several = prompts if isinstance(prompts, list) else [prompts]
+    is_swapped = any(held_model(other) is not None for other in (image, *several))
+    if isinstance(pipe, (str, Path)) and not is_swapped:
+        for text in (text for one in several for text in checked_prompts(one)):
+            if isinstance(text, str):
+                check_text(text, "prompt")
+                if not text.strip():
+                    raise empty_prompt(text)
+        for image_seed in seed if isinstance(seed, (list, tuple)) else [seed]:
+            if image_seed is not None:
+                checked_seeds(image_seed)
+        preset_of(preset, refine)
+        checked_bytes(max_bytes)
+        check_values(options)
+        check_names(str(pipe), options, own)
+        pipe = load_pipeline(pipe)
+    facts = PipelineFacts.of(pipe)
+    if facts.denoiser.pipeline is None:
+        raise InvalidTypeError(
+            f"A {type(pipe).__name__} is a pipeline's model alone, which draws nothing by itself. "
+            "Pass the pipeline; `capture()` takes a model too."
+        )
+    return facts
