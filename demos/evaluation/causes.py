@@ -10,12 +10,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 import numpy as np
 
 from sdattn import Heatmap
-from sdattn.control.knockouts import Knockout, knockouts
+from sdattn.control.knockouts import Knockout, draw_without, prepare
 
 from ..scenes.shapes import Word
 from .images import Sample
@@ -36,8 +35,9 @@ def causes(subject: Subject, images: Iterable[Sample], records: Records) -> None
         words = knocked_out(said)
         texts = [word.text for word in words]
         for span, steps in SPANS.items():
-            ways: dict[str, Any] = {"steps": steps, "batch_size": 8, **subject.settings}
-            done = knockouts(subject.pipe, image.prompt, texts, image.seed, **ways)
+            options = dict(subject.settings)
+            plan = prepare(subject.pipe, image.prompt, image.seed, steps=steps, options=options)
+            done = draw_without(plan, texts, batch_size=8)
             of_nouns = [one for one, word in zip(done, words, strict=True) if word.kind == "noun"]
             agreement(image, of_nouns, span, records)
             after = subject.see([image.scene] * len(done), [one.without for one in done])

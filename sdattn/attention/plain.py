@@ -13,8 +13,8 @@ from torch.utils.checkpoint import checkpoint
 
 from .device_copies import chosen
 
-PART = 1 << 23  # probabilities computed at a time: all heads of SD 1.x, some of SD3
-PART_ON_CPU = 1 << 17  # so few stay in its caches, and need no new pages of memory
+MAX_PROBS_AT_ONCE = 1 << 23  # probabilities computed at a time: all heads of SD 1.x, some of SD3
+MAX_PROBS_ON_CPU = 1 << 17  # so few stay in its caches, and need no new pages of memory
 SLICE = 1 << 24  # scores in one slice of queries
 
 
@@ -118,7 +118,7 @@ def _parts(
 
 def at_a_time(device: torch.device) -> int:
     """Return how many probabilities are computed at a time."""
-    return PART_ON_CPU if device.type == "cpu" else PART
+    return MAX_PROBS_ON_CPU if device.type == "cpu" else MAX_PROBS_AT_ONCE
 
 
 def _over_heads(probs: Tensor) -> Tensor:

@@ -2,17 +2,20 @@ from __future__ import annotations
 
 import weakref
 from collections import Counter
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
 
 from torch import nn
 
 from ..attention.joint_processor import Spans
 from ..errors import InvalidValueError
-from ..follow.drawn import PromptWatch
+from ..follow.drawn import DrawnPrompts, PromptWatch
 from ..follow.follower import Follower, Subscriber
 from ..follow.installer import Installation, put_innermost
+from ..follow.pass_options import Guidance
 from ..follow.pass_reader import PassReader
 from ..follow.passes import Pass
+from ..follow.text_watch import RepeatedCalls
 from ..models.attention_layer import Kind
 from ..models.denoiser_call import innermost
 from ..models.guidance import guided_order
@@ -29,7 +32,6 @@ from .controlled_layers import (
     is_taken,
     standing,
 )
-from .store_steps import StoreSteps
 
 _HOW = (
     "Attention slicing, fused projections, an IP-Adapter and others replace processors. Set the "
@@ -37,6 +39,24 @@ _HOW = (
 )
 _UNET = "unet.set_attn_processor(sdattn.TorchAttnProcessor"
 _TRANSFORMER = "transformer.set_attn_processor(sdattn.TorchJointProcessor"
+
+
+class Attachable(Protocol):
+    """A store as its link sees it, see :class:`sdattn.AttentionStore`."""
+
+    guidance: Guidance | None
+    cur_step: int
+    passes: int
+    drawn: DrawnPrompts | None
+    repeats: RepeatedCalls
+
+    def reset(self) -> None: ...
+    def note(self, problem: str) -> None: ...
+    def pass_over(self, why: str) -> None: ...
+    def begin_pass(
+        self, begun: Pass, *, levels: int, places: Sequence[Place], prompts: slice | None
+    ) -> None: ...
+    def end_pass(self, calls: int) -> None: ...
 
 
 class _Layer(NamedTuple):
@@ -61,7 +81,7 @@ class Attachment(Subscriber):
         ValueError: unknown guidance, or guidance that contradicts the store's.
     """
 
-    def __init__(self, target: Pipeline | nn.Module, store: StoreSteps):
+    def __init__(self, target: Pipeline | nn.Module, store: Attachable):
         denoiser, layers = controlled_layers(target)
         try:
             if denoiser.pipeline is not None:
@@ -124,16 +144,17 @@ class Attachment(Subscriber):
         self._calls[not is_cross] += 1
         return self._looks
 
-    def check_rows(self, store: StoreSteps, rows: int, batch: int | None) -> None:
+    def check_rows(self, store: Attachable, rows: int, batch: int | None) -> None:
         """Make the store remember rows that are not its batch times a layer's heads."""
         heads = {layer.heads for layer in self._layers.values()}
-        if self.follower.in_call and (batch is None or rows // batch not in heads):
+        fits = batch and rows % batch == 0 and rows // batch in heads
+        if self.follower.in_call and not fits:
             store.note(
-                f"it was handed {rows} rows for a batch of {store._batch} and {sorted(heads)} "
+                f"it was handed {rows} rows for a batch of {batch} and {sorted(heads)} "
                 "heads. Hand it [batch*heads, N, T]."
             )
 
-    def problem(self, store: StoreSteps) -> str:
+    def problem(self, store: Attachable) -> str:
         """Describe what the store missed in the last run; empty if it saw all."""
         if not self._n_missed:
             return "" if self._n_seen else str(self.follower.strays)
@@ -145,7 +166,7 @@ class Attachment(Subscriber):
             f"{standing(self._layers, store)}. {self._how}"
         )
 
-    def restore(self, store: StoreSteps) -> str:
+    def restore(self, store: Attachable) -> str:
         """Put back the previous processors; return a warning about layers that keep theirs."""
         n_own = 0
         n_registered = 0
@@ -230,7 +251,7 @@ class Attachment(Subscriber):
         store.begin_pass(begun, levels=self._levels, places=self._places, prompts=prompts)
         return True
 
-    def _rows(self, store: StoreSteps, begun: Pass) -> slice | None:
+    def _rows(self, store: Attachable, begun: Pass) -> slice | None:
         """Return the prompts' rows of the batch, or None if no pipeline knows them."""
         try:
             prompts = begun.prompts
@@ -263,7 +284,7 @@ class Attachment(Subscriber):
             self._check_calls(store)
             store.end_pass(self._calls.total())
 
-    def _check_calls(self, store: StoreSteps) -> None:
+    def _check_calls(self, store: Attachable) -> None:
         """Make the store remember layers that were skipped, or that ran twice."""
         calls = self._calls.total()
         expected = sum(

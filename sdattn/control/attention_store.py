@@ -1,35 +1,47 @@
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from copy import copy
+from typing import Any, cast, get_args
 
 from torch import Tensor, nn
 
-from ..attention.controlled import Spans
-from ..errors import CaptureError, InvalidTypeError, refuse, warn
+from ..attention.controlled import LayerController, Spans
+from ..errors import CaptureError, RunError, refuse, warn
+from ..follow.drawn import DrawnPrompts
 from ..follow.installer import in_backward
 from ..follow.pass_options import Guidance
-from ..follow.passes import CaptureWarning
-from ..follow.text_watch import RepeatedCalls
+from ..follow.passes import CaptureWarning, Pass
+from ..follow.text_watch import RepeatedCalls, TextsOfRun
+from ..maps.by_place import aggregated
+from ..maps.folded import Maps, MeanMaps, StepChoice, StepStore, folded_maps
+from ..maps.from_stores import heatmaps
+from ..maps.heatmaps import Heatmaps
+from ..maps.layermaps import LayerMaps
+from ..maps.presets import Preset, preset_of
+from ..models.denoiser_call import Size
+from ..models.layers import PLACES, Place
 from ..models.pipeline import Pipeline
 from .attachment import Attachment
-from .step_maps import KINDS
-from .store_steps import StoreSteps
-
-# Other projects' arguments, refused with an explanation.
-_TAKEN = "pipeline, guidance, max_queries, kinds, keep_steps, save_global_store"
-_RESOLUTION = (
-    "a resolution, attn_res in diffusers' Attend-and-Excite and SynGen. Choose one where maps are "
-    "read, store.aggregate_attention(from_where, res=16), or keep larger maps with max_queries"
-)
-_LOW_RESOURCE = (
-    "low_resource in forks of prompt-to-prompt: guidance='batch' for False, 'passes' for True"
-)
-_NAMES = dict.fromkeys(("low_resource", "LOW_RESOURCE"), _LOW_RESOURCE)
-_NAMES |= dict.fromkeys(("attn_res", "res", "max_resolution"), _RESOLUTION)
+from .foreign_options import refuse_foreign_options
+from .step_end import HOW, StepEnd
+from .steps import KINDS, Steps, averaged
 
 
-class AttentionStore(StoreSteps):
+def _of(part: str, name: str) -> Any:
+    """Return a property of the store that reads and sets an attribute of one of its parts."""
+
+    def read(store: AttentionStore) -> Any:
+        return getattr(getattr(store, part), name)
+
+    def write(store: AttentionStore, value: object) -> None:
+        setattr(getattr(store, part), name, value)
+
+    return property(read, write)
+
+
+class AttentionStore(StepStore, LayerController):
     """Attention maps by place and kind, step by step, as prompt-to-prompt code expects them.
 
         store = sdattn.AttentionStore(pipeline=pipe)
@@ -52,9 +64,24 @@ class AttentionStore(StoreSteps):
       (:func:`sdattn.edit.register_attention_control`, or another project's);
     - with a call of ``between_steps()``, by a loop that knows it, for a store that is not attached.
 
+    Maps are dictionaries of lists in call order:
+
+    ============================ ==================== ==============================================
+    ``step_store``               <= ``max_queries``   the running step; after a pass of an attached
+                                                      model ``last_step``
+    ``attention_store``          <= ``max_queries``   the sum over the finished steps
+    ``full_attention_store``     cross, of any size   the same
+    ``last_step``                cross, of any size   the last finished step
+    ``steps``                    cross, of any size   each finished step, with ``keep_steps=True``
+    ============================ ==================== ==============================================
+
+    For SD 1.x at 512x512 and one image, the maps of any size are ``[8, n, 77]``, with n in
+    ``down_cross`` 4096 x2, 1024 x2, 256 x2, in ``mid_cross`` 64, in ``up_cross`` 256 x3, 1024 x3,
+    4096 x3: 66 MB in float32. The others leave out the 4096: editing code picks maps by position
+    after that.
+
     A store never makes a call of the pipeline fail. What it could not see whole (replaced
     processors, skipped layers) raises :class:`sdattn.CaptureError` when its maps are read.
-    :class:`sdattn.control.step_maps.StepMaps` lists its attributes.
 
     Source: Hertz et al. 2022, google/prompt-to-prompt, for names, order and step counting.
 
@@ -66,22 +93,47 @@ class AttentionStore(StoreSteps):
             ``"passes"``: the model runs twice a step, first for the negative prompt ("low
             resource"). None: every row is an image. With ``save_global_store`` set, ``"auto"`` is
             None.
-        max_queries, kinds, keep_steps, save_global_store: see :class:`StepMaps`.
+        max_queries: limit of ``step_store`` and ``attention_store``; none while a store is alone.
+        kinds: ``"cross"`` and/or ``"self"``; None for controllers that only edit.
+        keep_steps: keep each step in ``steps``; a run that will hold more than 1 GB logs a warning.
+        save_global_store: None sums over steps. True or False, as in Chefer et al. 2023,
+            yuval-alaluf/Attend-and-Excite: ``attention_store`` is the last step alone, with its
+            graph; with True ``global_store`` holds the detached sums.
 
     Attributes:
+        cur_step: number of finished steps; one per pass of the model (one per two with
+            ``guidance="passes"``), so a second-order scheduler has about two per timestep.
         num_att_layers: calls per pass; -1 for a store that is alone, 0 for one that was detached.
         cur_att_layer: calls in the running step.
+        num_uncond_att_layers: calls at the start of each step for the negative prompt, which are
+            not kept.
         latent_size: (rows, cols) of the latent; None if not known.
         levels: number of the model's resolutions; None if not known.
         images: rows of the batch that are kept; None if not known.
         drawn: prompts of the run; None if not known.
         texts: numbers of the texts that the steps were drawn from.
+        passes: steps in the run, if known, else 1.
+        repeats: passes outside of a pipeline's call.
         curr_step_index: for callers' own count.
 
     Raises:
         TypeError: a positional argument, or another project's.
         ValueError: an unknown ``guidance`` or ``kinds``.
     """
+
+    cur_step: int = _of("_steps", "cur_step")
+    step_store: Maps = _of("_steps", "step_store")
+    attention_store: Maps = _of("_steps", "attention_store")
+    full_attention_store: Maps = _of("_steps", "full_attention_store")
+    global_store: Maps = _of("_steps", "global_store")
+    kinds: tuple[str, ...] = _of("_steps", "kinds")
+    max_queries: int = _of("_steps", "max_queries")
+    keep_steps: bool = _of("_steps", "keep_steps")
+    save_global_store: bool | None = _of("_steps", "save_global_store")
+    num_att_layers: int = _of("_step_end", "num_att_layers")
+    cur_att_layer: int = _of("_step_end", "cur_att_layer")
+    num_uncond_att_layers: int = _of("_step_end", "num_uncond_att_layers")
+    guidance: Guidance | None = _of("_step_end", "guidance")
 
     def __init__(
         self,
@@ -94,23 +146,53 @@ class AttentionStore(StoreSteps):
         save_global_store: bool | None = None,
         **others: object,
     ):
-        _refuse_foreign(type(self).__name__, given, others)
+        refuse_foreign_options(type(self).__name__, given, others)
         if guidance not in ("auto", "batch", "passes", None):
             raise refuse("guidance", guidance, ("auto", "batch", "passes", None))
         if guidance == "auto" and save_global_store is not None:
             guidance = None  # Attend-and-Excite runs the prompt alone
-        self.guidance = guidance
-        self.repeats = RepeatedCalls()
-        self.curr_step_index = 0
-        self.attachment: Attachment | None = None
-        super().__init__(
+        self._step_end = StepEnd(guidance)
+        self._steps = Steps(
             max_queries=max_queries,
             kinds=kinds,
             keep_steps=keep_steps,
             save_global_store=save_global_store,
         )
+        self.passes = 1
+        self.repeats = RepeatedCalls()
+        self.curr_step_index = 0
+        self.attachment: Attachment | None = None
+        self.reset()
         if pipeline is not None:
             self.attach(pipeline)
+
+    @staticmethod
+    def get_empty_store() -> Maps:
+        """Return an empty list for each ``{place}_{kind}`` of a UNet."""
+        return {f"{place}_{kind}": [] for kind in KINDS for place in PLACES}
+
+    def reset(self) -> None:
+        """Forget all maps and steps."""
+        self._steps.forget()
+        self._step_end.forget()
+        self.latent_size: tuple[int, int] | None = None
+        self.levels: int | None = None
+        self.places: tuple[Place, ...] = PLACES
+        self.images: int | None = None
+        self.drawn: DrawnPrompts | None = None
+        self.texts = TextsOfRun()
+        self._batch: int | None = None  # rows of the pass
+        self._prompts: slice | None = None  # the prompts' among them
+        self._problem = ""  # why the maps are not whole
+        self._guess: str | None = None  # warning still to be given
+        if self.attachment is not None:
+            self.attachment.forget()
+        self._steps.begin(self.get_empty_store(), self.places)
+
+    def __copy__(self) -> AttentionStore:
+        twin = type(self).__new__(type(self))
+        vars(twin).update(vars(self), _steps=copy(self._steps), _step_end=copy(self._step_end))
+        return twin
 
     def attach(self, target: Pipeline | nn.Module) -> None:
         """Follow a model, whose passes are the store's steps from now on.
@@ -159,6 +241,75 @@ class AttentionStore(StoreSteps):
         finally:
             self.remove()
 
+    def begin_run(self) -> None:
+        """Note that a run begins, for a registered store: two are told when their mean is read."""
+        if self.cur_step and self.save_global_store is None:
+            self._guess = (
+                f"This {type(self).__name__} holds several runs, and what is read is their mean. "
+                "Call reset() between them, or use a new store for each."
+            )
+
+    def begin_pass(
+        self, begun: Pass, *, levels: int, places: Sequence[Place], prompts: slice | None
+    ) -> None:
+        """Begin a pass of the model before its layers call; ``prompts`` are the prompts' rows, if a
+        pipeline knows them."""
+        before = self.latent_size
+        rows, cols = cast(Size, begun.latent_size)
+        size = (rows, cols)
+        if self.cur_step and before not in (None, size):
+            self.reset()
+            self.note(
+                f"the latent was {before} at first and {size} later. Call store.reset() "
+                "between runs."
+            )
+        self.latent_size = size
+        self.levels = levels
+        self.places = tuple(places)
+        self.texts.add(begun.text_changed, begun.text_by_frame)
+        self._batch = begun.batch
+        self._prompts = prompts
+        if not self._step_end.is_second_pass:
+            if self.attachment is not None:
+                self.cur_att_layer = 0  # an earlier pass may have broken off
+            self._steps.begin(self.get_empty_store(), self.places)
+
+    def end_pass(self, calls: int) -> None:
+        """End a pass of the attached model, and the step of which it is the last."""
+        if self._step_end.ends_with_pass(calls):
+            self._end_step()
+            self.step_store.update(self._steps.last)  # as in a store that is alone
+
+    def _end_step(self) -> None:
+        self._step_end.begin()
+        self.cur_step += 1
+        self.between_steps()
+        self._steps.begin(self.get_empty_store(), self.places)
+
+    def between_steps(self) -> None:
+        """Add the running step to the sums. A loop that knows where steps end may call this; the
+        calls up to here are then a step, whatever their number."""
+        if self.cur_att_layer:
+            self._end_step()
+            return
+        self._steps.add(self.passes)
+        if self._steps.has_mixed_shapes:
+            self.note("its steps have maps of different shapes. Call store.reset() between runs.")
+
+    def note(self, problem: str) -> None:
+        """Remember why maps are missing; the first reason is the one reported."""
+        self._problem = self._problem or problem
+
+    def pass_over(self, why: str) -> None:
+        """Remember a call that cannot be looked at; raise RuntimeError if :meth:`forward` may
+        edit."""
+        self.note(why)
+        self._refuse_edits(why)
+
+    def _refuse_edits(self, why: str) -> None:
+        if getattr(self.forward, "__func__", None) is not AttentionStore.forward:
+            raise RunError(f"A {type(self).__name__} may edit attention, but cannot here: {why}")
+
     def show(
         self, layer: nn.Module, batch: int, attn: Tensor, is_cross: bool, place: str
     ) -> Tensor:
@@ -196,17 +347,57 @@ class AttentionStore(StoreSteps):
                 )
             return attn
         if attachment is None:
-            self.begin_place(place_in_unet)
+            self._step_end.reach(place_in_unet)
         in_pass = attachment is not None and attachment.follower.in_call
-        n_calls = self.num_att_layers
-        n_uncond = self.num_uncond_att_layers
-        is_first = not self._is_second_pass if in_pass else self.cur_att_layer < n_uncond
-        if not (n_uncond and is_first):
+        if not self._step_end.skips_call(in_pass):
             self._look(attn, is_cross, place_in_unet)
-        self.cur_att_layer += 1
-        if not in_pass and n_calls > 0 and self.cur_att_layer >= n_calls + n_uncond:
+        if self._step_end.ends_with_call(in_pass):
             self._end_step()
         return attn
+
+    def forward(self, attn: Tensor, is_cross: bool, place_in_unet: str) -> Tensor:
+        """Append ``attn``, the kept rows, to its list; an override may edit or replace it."""
+        is_alone = self.num_att_layers < 1
+        self._steps.append(attn, is_cross, place_in_unet, of_any_size=is_alone)
+        return attn
+
+    def _look(self, attn: Tensor, is_cross: bool, place: str) -> None:
+        """Call :meth:`forward` with the kept rows, and write its result back."""
+        if place not in get_args(Place):
+            self.note(f"a layer called it from place {place!r}, not {get_args(Place)}. {HOW}")
+        chosen = self._kept_rows(len(attn))
+        rows = attn if chosen == slice(0, len(attn)) else attn[chosen]
+        # The kept rows are a view, so an edit reaches the whole tensor; a new tensor is written
+        # into it.
+        edited = self.forward(rows, is_cross, place)
+        if edited is not None and edited is not rows:
+            rows.copy_(edited)
+
+    def _kept_rows(self, rows: int) -> slice:
+        """Return the rows, batch times heads, that are not unconditional."""
+        batch = self._batch if self._batch and rows % self._batch == 0 else None
+        start = 0
+        stop = batch or rows
+        is_registered = self.attachment is None and self.num_att_layers > 0
+        if self.guidance in ("auto", "batch") and self._prompts is not None and batch:
+            start = self._prompts.start
+            stop = self._prompts.stop
+        # An odd batch has no halves, and heads are no images.
+        elif stop % 2 == 0 and (
+            self.guidance == "batch" or (self.guidance == "auto" and is_registered)
+        ):
+            start = stop // 2
+            if self.guidance == "auto" and self._guess is None:
+                self._guess = (
+                    f"The {type(self).__name__} took the first half of {stop} rows for "
+                    "unconditional, which it guessed. Say it: guidance='batch', or guidance=None "
+                    "to keep every row."
+                )
+        self.images = stop - start if batch else None
+        heads = rows // batch if batch else 1
+        if self.attachment is not None:
+            self.attachment.check_rows(self, rows, self._batch)
+        return slice(start * heads, stop * heads)
 
     def step_callback(self, x_t: Tensor) -> Tensor:
         """Return the latents unchanged; editing loops pass them after each step."""
@@ -215,7 +406,7 @@ class AttentionStore(StoreSteps):
     def check_whole(self) -> None:
         """Raise CaptureError if the store did not see the whole run; warn if it had to guess."""
         if self.attachment is None:
-            problem = self.open_step() or self._problem
+            problem = self._step_end.open_step(self.cur_step) or self._problem
         else:
             problem = self._problem or self.attachment.problem(self)
         if problem:
@@ -224,7 +415,7 @@ class AttentionStore(StoreSteps):
             self.attachment.follower.strays.tell()
         repeated = self.repeats.found()
         # Attend-and-Excite runs the prompt again and again, and reads the last step alone
-        is_told = self.guidance == "passes" or self._num_uncond > 0
+        is_told = self.guidance == "passes" or self.num_uncond_att_layers > 0
         is_told = is_told or self.save_global_store is not None
         if repeated is not None and not is_told:
             self._guess = (
@@ -236,26 +427,90 @@ class AttentionStore(StoreSteps):
             warn(self._guess, CaptureWarning)
             self._guess = ""
 
+    def check_finished(self) -> None:
+        """Raise RuntimeError if no step has finished, CaptureError as :meth:`check_whole`."""
+        self.check_whole()
+        if not self.cur_step:
+            raise RunError(f"No step has finished in this {type(self).__name__}. {HOW}")
 
-def _refuse_foreign(name: str, given: Sequence[object], others: Mapping[str, object]) -> None:
-    """Raise TypeError for positional or unknown arguments; name signatures that may be meant."""
-    if given:
-        raise InvalidTypeError(
-            f"{name}({', '.join(map(repr, given))}): in first place this may be "
-            f"{_meant(given[0])}. Pass options by name: {_TAKEN}."
-        )
-    for option, value in others.items():
-        what = f"{_NAMES[option]}." if option in _NAMES else f"pass {_TAKEN}."
-        raise InvalidTypeError(f"{name} has no option {option}={value!r}: {what}")
+    @property
+    def last_step(self) -> Maps:
+        """Cross-attention maps of the last finished step."""
+        self.check_whole()
+        return self._steps.last
 
+    @property
+    def steps(self) -> list[Maps]:
+        """Cross-attention maps of each finished step, if ``keep_steps`` is set."""
+        self.check_whole()
+        return self._steps.each
 
-def _meant(value: object) -> str:
-    if isinstance(value, bool):
-        return f"save_global_store={value} of Attend-and-Excite; or {_LOW_RESOURCE}"
-    if isinstance(value, (int, tuple, list)):
-        return _RESOLUTION
-    if isinstance(value, Mapping):
-        return "the dictionary of Dataset-Diffusion's store, whose entries have no names here"
-    if any(hasattr(value, part) for part in ("unet", "transformer", "forward")):
-        return f"the model, pipeline={type(value).__name__}"
-    return "an option"
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all maps held now, each tensor counted once."""
+        return self._steps.nbytes
+
+    def step_maps(self, steps: StepChoice) -> MeanMaps:
+        """Return mean maps of ``"mean"``, ``"last"``, a step or a part of the run."""
+        self.check_finished()
+        return self._steps.chosen(steps)
+
+    def get_average_attention(self) -> Maps:
+        """Return the mean of each map over the finished steps, or with ``save_global_store`` the
+        last step.
+
+        Raises:
+            CaptureError: the store did not see the whole run.
+            RuntimeError: no step has finished.
+        """
+        self.check_finished()
+        return self._steps.mean(self.attention_store)
+
+    def get_average_full_attention(self) -> Maps:
+        """Return the same for ``full_attention_store``."""
+        self.check_finished()
+        return self._steps.mean(self.full_attention_store)
+
+    def get_average_global_attention(self) -> Maps:
+        """Return the mean of ``global_store``; raise RuntimeError if there is none."""
+        self.check_finished()
+        if not self.save_global_store:
+            raise RunError(
+                "There is no global store. Make the store with save_global_store=True, or ask for "
+                "get_average_attention()."
+            )
+        return averaged(self.global_store, self.cur_step)
+
+    def aggregate_attention(
+        self,
+        from_where: Sequence[str] = PLACES,
+        res: int | tuple[int, int] | None = None,
+        is_cross: bool = True,
+        select: int = 0,
+        prompts: int | str | Sequence[str] | None = None,
+    ) -> Tensor:
+        """Return :func:`sdattn.aggregate_attention` on the maps' device, with their graph; ``res``
+        is a quarter of the latent's sides by default."""
+        rows, cols = self.latent_size or (64, 64)
+        if prompts is None and self.images is None and self.save_global_store is not None:
+            prompts = 1
+        res = res or (-(-rows // 4), -(-cols // 4))
+        return aggregated(self, res, from_where, is_cross, select, prompts)
+
+    def heatmaps(self, tokenizer: Any = None, prompt: Any = None, **options: Any) -> list[Heatmaps]:
+        """Return the heatmaps of each image, see :func:`sdattn.heatmaps`."""
+        return heatmaps(self, tokenizer, prompt, **options)
+
+    def layer_maps(
+        self,
+        preset: str | Preset = "default",
+        *,
+        steps: StepChoice | None = None,
+        latent_size: tuple[int, int] | None = None,
+        images: int | None = None,
+    ) -> LayerMaps:
+        """Return the map of each layer that sees the text; arguments and errors as for
+        :func:`sdattn.heatmaps`."""
+        preset = preset_of(preset)
+        folded = folded_maps(self, preset, latent_size, steps)
+        return folded.of_images(images).layer_maps(preset)

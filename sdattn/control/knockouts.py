@@ -60,7 +60,7 @@ def prepare(
     queries: Queries | None = None,
     options: dict[str, Any],
 ) -> KnockoutPlan:
-    """Check everything that :func:`knockouts` can refuse before the run; see there."""
+    """Check everything that :func:`knockout` can refuse before the run; see there."""
     if find_denoiser(pipe).pipeline is None or not isinstance(prompt, str):
         raise InvalidTypeError(
             f"A knockout draws images of one prompt, but was given a {type(pipe).__name__} and a "
@@ -221,40 +221,13 @@ def knockout(
     return draw_without(plan, [word])[0]
 
 
-@one_at_a_time
-def knockouts(
-    pipe: Pipeline,
-    prompt: str,
-    words: Sequence[str],
-    seed: int = 0,
-    *,
-    layers: LayerSelection = None,
-    steps: Span = (0.0, 1.0),
-    queries: Queries | None = None,
-    batch_size: int = 4,
-    **options: Any,
-) -> list[Knockout]:
+def draw_without(plan: KnockoutPlan, words: Sequence[str], batch_size: int = 4) -> list[Knockout]:
     """Return :func:`knockout` for each of several words; the full image is drawn once.
 
     It takes the memory of a run of ``batch_size`` images plus one image and one map per word. On a
     device that rounds batches of different sizes differently, images of other batches differ by
     that too.
-
-    Args:
-        words: words and phrases, in any order.
-        batch_size: images drawn at once, 1 or more.
-        pipe, prompt, seed, layers, steps, queries, options: as for :func:`knockout`.
     """
-    if isinstance(words, str) or not words or batch_size < 1:
-        raise InvalidValueError(
-            f"words={words!r}, batch_size={batch_size}: pass a list of one word or more, and at "
-            "least 1 image a batch."
-        )
-    plan = prepare(pipe, prompt, seed, layers=layers, steps=steps, queries=queries, options=options)
-    return draw_without(plan, words, batch_size)
-
-
-def draw_without(plan: KnockoutPlan, words: Sequence[str], batch_size: int = 4) -> list[Knockout]:
     columns = [tuple(columns_of([word], [plan.prompt])) for word in words]
     rows = [(), *columns]  # the first loses nothing
     images: list[Image.Image] = []

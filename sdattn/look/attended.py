@@ -20,7 +20,6 @@ from ..attention.recording import FEW_KEYS, add_softmax, addend, logsumexp, reco
 from ..errors import RunError
 
 Columns = Sequence[int] | None  # keys; None for all
-PART = 1 << 23  # probabilities computed at a time: all heads of SD 1.x, some of SD3
 
 
 class Attended(ABC):
@@ -71,7 +70,7 @@ class Attended(ABC):
         return total
 
     def _parts(self, columns: Columns) -> Iterator[Tensor]:
-        step = max(1, PART // (self.batch * self.cells * self.keys))
+        step = max(1, plain.MAX_PROBS_AT_ONCE // (self.batch * self.cells * self.keys))
         for start in range(0, self.heads, step):
             yield self.probs(slice(start, min(start + step, self.heads)), columns)
 

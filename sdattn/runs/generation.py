@@ -136,7 +136,7 @@ def _causal_plans(order: Order) -> list[KnockoutPlan]:
 
 
 def _with_causes(image_run: ImageRun, plan: KnockoutPlan, words: Sequence[str] | None) -> ImageRun:
-    """Return the run with a map for each word, see :func:`sdattn.control.knockouts.knockouts`."""
+    """Return the run with a map for each word, see :func:`sdattn.knockout`."""
     heatmaps = image_run.heatmaps
     asked = [word for word in words or heatmaps if word in heatmaps]
     if not asked:

@@ -1,5 +1,8 @@
 """AttentionStore against the shapes, order and sums that prompt-to-prompt code relies on."""
 
+import copy
+import pickle
+
 import pytest
 import torch
 from helpers.tiers import tiered
@@ -9,6 +12,10 @@ import sdattn
 from sdattn import AttentionStore
 from sdattn.edit import register_attention_control
 from sdattn.models.layers import find_layers
+
+
+def pickled(store):
+    return pickle.loads(pickle.dumps(store))
 
 
 def by_the_definition(unet, calls, conditional):
@@ -140,6 +147,21 @@ def test_maps_over_the_limit_stay_out_of_what_editing_code_sees():
     assert [m.shape[1] for m in store.attention_store["up_cross"]] == [4]
     assert [m.shape[1] for m in store.get_average_full_attention()["up_cross"]] == [5, 4]
     assert store.attention_store["up_self"] == []
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, pickled])
+def test_a_copy_counts_and_sums_on_its_own(copied):
+    store = AttentionStore(guidance=None)
+    store.num_att_layers = 2
+    for _ in range(3):
+        store(torch.ones(2, 4, 3), True, "down")
+    twin = copied(store)
+    for _ in range(3):
+        store(torch.ones(2, 4, 3), True, "down")
+    assert (store.cur_step, store.cur_att_layer) == (3, 0)
+    assert (twin.cur_step, twin.cur_att_layer) == (1, 1)
+    assert twin.attention_store["down_cross"][0].eq(1).all()
+    assert store.attention_store["down_cross"][0].eq(3).all()
 
 
 def test_the_way_of_attend_and_excite_keeps_the_last_step_alive_and_the_sums_detached():

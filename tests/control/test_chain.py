@@ -129,7 +129,7 @@ def test_each_step_is_kept_on_request(kept_steps):
 
 def test_much_is_said_after_the_first_step(monkeypatch, caplog):
     pipe = make_pipe()
-    monkeypatch.setattr("sdattn.control.step_maps.MUCH", 1e6)
+    monkeypatch.setattr("sdattn.control.steps.MUCH", 1e6)
     with caplog.at_level(logging.WARNING, "sdattn"):
         chained(pipe, ["a cat"], steps=3, store=AttentionStore(pipeline=pipe, keep_steps=True))
     assert [one.getMessage()[:39] for one in caplog.records] == [

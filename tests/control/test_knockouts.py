@@ -39,7 +39,8 @@ def test_where_images_differ():
 def test_words_in_batches_are_what_they_are_alone(make):
     pipe = make()
     words = ["cat", "a", "red cat", "<eos>"]
-    together = causes.knockouts(pipe, PROMPT, words, 3, batch_size=3, **FAST)
+    plan = causes.prepare(pipe, PROMPT, 3, steps=1.0, options=FAST)
+    together = causes.draw_without(plan, words, batch_size=3)
     plain = sdattn.generate(pipe, PROMPT, seed=3, **FAST)
     for word, one in zip(words, together, strict=True):
         alone = sdattn.knockout(pipe, PROMPT, word, 3, **FAST)
@@ -162,14 +163,6 @@ def test_what_is_refused(make, word, options, error, message):
     assert all(model.attn_processors[name] is before[name] for name in before)
 
 
-@pytest.mark.parametrize(
-    ("words", "options"), [([], {}), ("cat", {}), (["cat"], {"batch_size": 0})]
-)
-def test_lists_of_words_that_are_none(words, options):
-    with pytest.raises(ValueError, match="list of one word"):
-        causes.knockouts(small_pipeline(), PROMPT, words, **options)
-
-
 @pytest.mark.slow
 def test_a_run_that_did_not_do_as_asked():
     pipe = small_pipeline()
@@ -237,7 +230,8 @@ def test_the_demo_loses_the_object_whose_words_it_may_not_see(demo, seed):
     """In all steps: without them in the second half alone it keeps what the first half drew."""
     things = {"green balloon": ("balloon", "green"), "blue car": ("car", "blue")}
     prompt = "a green balloon left of a blue car on a gray background"
-    without = causes.knockouts(demo, prompt, list(things), seed)
+    plan = causes.prepare(demo, prompt, seed, steps=1.0, options={})
+    without = causes.draw_without(plan, list(things))
     before = np.asarray(without[0].image)
     ground = abs(before - np.array(PLAIN["gray"])).max(-1) < 40
     left = np.arange(before.shape[1]) < before.shape[1] / 2

@@ -43,7 +43,6 @@ OTHERS = {
     ("attention/controlled.py", "NotImplementedError"),  # a method of subclasses
     ("control/controllers.py", "NotImplementedError"),  # likewise
     ("keep/recorders.py", "NotImplementedError"),  # a method that nobody calls
-    ("control/step_maps.py", "NotImplementedError"),  # a method of subclasses
     ("maps/folded.py", "NotImplementedError"),  # likewise
 }
 

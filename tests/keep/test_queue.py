@@ -52,7 +52,7 @@ def expected(unet, calls, name):
 @pytest.fixture
 def groups(monkeypatch):
     """How many layers were computed together, each time, where none is too large for that."""
-    monkeypatch.setattr(plain, "PART_ON_CPU", plain.PART)
+    monkeypatch.setattr(plain, "MAX_PROBS_ON_CPU", plain.MAX_PROBS_AT_ONCE)
     found = []
     joined = queue.Projected.joined
     spy = staticmethod(lambda several, rows: found.append(len(several)) or joined(several, rows))
@@ -84,7 +84,7 @@ def test_layers_of_which_one_is_computed_at_a_time_are_not_copied_together(
     unet, groups, monkeypatch
 ):
     of_one = 2 * 4 * 96 * 77  # probabilities of a layer of the second resolution
-    monkeypatch.setattr(plain, "PART_ON_CPU", 2 * of_one)
+    monkeypatch.setattr(plain, "MAX_PROBS_ON_CPU", 2 * of_one)
     store, record = watched(unet)
     assert groups == [5, 5] * (len(TIMES) - 1)
     for name, calls in record.items():
@@ -242,7 +242,7 @@ class Count(TorchDispatchMode):
 @torch.no_grad()
 def test_a_watched_layer_dispatches_at_most_six_operations_more(unet, monkeypatch):
     """In a pass that is not a run's first nor second, as on a GPU, where no part is small."""
-    monkeypatch.setattr(plain, "PART_ON_CPU", plain.PART)
+    monkeypatch.setattr(plain, "MAX_PROBS_ON_CPU", plain.MAX_PROBS_AT_ONCE)
     given = inputs(4)
 
     def operations():

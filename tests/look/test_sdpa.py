@@ -51,7 +51,9 @@ def test_a_cast_by_autocast_is_left_to_it():
 def test_probabilities_without_a_told_logsumexp(mask, slices, few, monkeypatch):
     monkeypatch.setattr("sdattn.look.attended.FEW_KEYS", few)
     monkeypatch.setattr("sdattn.attention.plain.SLICE", slices)
-    monkeypatch.setattr("sdattn.look.attended.PART", slices)  # a head at a time, or all
+    monkeypatch.setattr(
+        "sdattn.attention.plain.MAX_PROBS_AT_ONCE", slices
+    )  # a head at a time, or all
     generator = torch.Generator().manual_seed(0)
     query, key = torch.randn(2, 3, 2, 11, 8, generator=generator)  # [B, heads, N, d]
     keep = torch.rand(3, 1, 1 if mask == "keys" else 11, 11, generator=generator) > 0.3

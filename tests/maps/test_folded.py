@@ -181,9 +181,12 @@ def test_layers_have_the_levels_of_their_grids():
         return torch.rand(2, n, 77, generator=generator).mul(9).softmax(-1)
 
     maps = {"down_cross": [random(96 * 64), random(48 * 32)], "up_cross": [random(12 * 8)]}
-    store = AttentionStore()
-    store.add(maps, maps)
-    store.cur_step, store.latent_size, store.images = 1, (64, 96), 1
+    store = AttentionStore(guidance=None)
+    store.num_att_layers = 3
+    for place in ("down", "up"):
+        for layer in maps[f"{place}_cross"]:
+            store(layer, True, place)
+    store.latent_size, store.images = (64, 96), 1
     [found] = sdattn.heatmaps(store, None, {"cat": [2]}, preset="daam")
     fine = maps["down_cross"][0].reshape(2, 64, 96, 77)[..., 2]
     coarse = maps["down_cross"][1].reshape(1, 2, 32, 48, 77)[..., 2]

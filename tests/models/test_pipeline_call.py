@@ -13,7 +13,7 @@ from helpers.tiny_pipelines import make_pipeline
 from PIL import Image
 
 from sdattn import explain, generate
-from sdattn.control.knockouts import knockouts
+from sdattn.control.knockouts import draw_without, knockout, prepare
 from sdattn.edit import edit
 from sdattn.models.pipeline_call import (
     checked_options,
@@ -72,7 +72,9 @@ def test_knockouts_of_a_batch_are_those_of_single_runs():
     run = generate(pipe, prompts, causal=True, negative_prompt=negatives, latents=latents, **size)
     for i, prompt in enumerate(prompts):
         own = {"negative_prompt": negatives[i], "latents": latents[i : i + 1], **size}
-        alone = knockouts(pipe, prompt, prompt.split(), i, steps=(0.5, 1.0), **own)
+        alone = draw_without(
+            prepare(pipe, prompt, i, steps=(0.5, 1.0), options=own), prompt.split()
+        )
         assert len(alone) == len(run.causal_heatmaps[i])
         for one, other in zip(alone, run.causal_heatmaps[i], strict=True):
             assert other.label == one.heatmap.label
@@ -153,7 +155,7 @@ def test_the_longest_prompt_keeps_page_and_settings_small(tmp_path):
 
 SEEDS = {
     "generate": lambda pipe, seed: generate(pipe, "a cat", seed=seed),
-    "knockouts": lambda pipe, seed: knockouts(pipe, "a cat", ["cat"], seed),
+    "knockout": lambda pipe, seed: knockout(pipe, "a cat", "cat", seed),
     "edit": lambda pipe, seed: edit(pipe, "a cat", "a dog", seed=seed),
     "explain": lambda pipe, seed: explain(pipe, Image.new("RGB", (128, 128)), "a cat", seed=seed),
 }
