@@ -36,11 +36,12 @@ class Record:
 
     def to_json(self) -> dict[str, Any]:
         """Return it as JSON has it: lists, no tuples; Python's own numbers."""
-        return {
-            entry.name: plain(value)
-            for entry in fields(self)  # type: ignore[arg-type]
-            if (value := getattr(self, entry.name)) is not None or entry.default is not None
-        }
+        found = {}
+        for entry in fields(self):  # type: ignore[arg-type]
+            value = getattr(self, entry.name)
+            if value is not None or entry.default is not None:
+                found[entry.name] = plain(value)
+        return found
 
 
 def plain(value: Any) -> Any:
