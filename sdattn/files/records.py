@@ -108,13 +108,14 @@ def read_record(kind: type[R], document: Mapping[str, Any]) -> R:
     names = [entry.name for entry in fields(kind)]  # type: ignore[arg-type]
     entries = {name: document[name] for name in names if name in document}
     try:
-        return _reader(kind).validate_json(json.dumps(entries))
+        reader = _reader(kind)  # type: ignore[arg-type]  # to mypy a class has no hash
+        return reader.validate_json(json.dumps(entries))
     except ValidationError as error:
         raise RecordError(_problem(error)) from None
 
 
 @cache
-def _reader(kind: type[R]) -> TypeAdapter[R]:
+def _reader(kind: type) -> TypeAdapter[Any]:
     from pydantic import TypeAdapter
 
     return TypeAdapter(kind)
