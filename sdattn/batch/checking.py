@@ -61,30 +61,20 @@ def write_summaries(place: Place, manifest: Manifest) -> None:
 
 
 def _summaries(place: Place, manifest: Manifest) -> Iterator[tuple[str, Iterator[bytes]]]:
-    rows = partial(_rows, place, manifest)
-    apart = ("thumb", "sheet")
-    yield (
-        "metadata.jsonl",
-        (
-            line_of({name: held for name, held in row.items() if name not in apart})
-            for row in rows()
-            if "failed" not in row
-        ),
-    )
-    yield (
-        "errors.jsonl",
-        (
-            line_of({name: held for name, held in row.items() if name != "sheet"})
-            for row in rows()
-            if "failed" in row
-        ),
-    )
+    def rows() -> Iterator[ItemRow]:
+        return rows_in_order(read_records(place, manifest.input.shards))
+
+    yield "metadata.jsonl", _lines(rows(), failed=False)
+    yield "errors.jsonl", _lines(rows(), failed=True)
     for name, page in gallery_pages(manifest, rows):
         yield name, iter([page])
 
 
-def _rows(place: Place, manifest: Manifest) -> Iterator[ItemRow]:
-    return rows_in_order(read_records(place, manifest.input.shards))
+def _lines(rows: Iterator[ItemRow], *, failed: bool) -> Iterator[bytes]:
+    """Yield the rows of the failed items, or of the others, without where their thumbnails are."""
+    for row in rows:
+        if ("failed" in row) == failed:
+            yield line_of({name: row[name] for name in row if name not in ("thumb", "sheet")})
 
 
 def _records_there(place: Place) -> list[str]:

@@ -80,10 +80,10 @@ class Checks:
         return jobs, bad
 
     def _job(self, item: Item) -> Job:
-        own_options = {
-            name: number(value, whole=True) if self.kinds.get(name) in _WHOLE else value
-            for name, value in item.options.items()
-        }
+        own_options = dict(item.options)
+        for name, value in item.options.items():
+            if self.kinds.get(name) in _WHOLE:
+                own_options[name] = number(value, whole=True)
         negative = item.negative_prompt
         if negative is None and item.image is None:
             negative = self.negative
@@ -153,31 +153,33 @@ class _Words:
         parts = [getattr(part, "tokenizer", part) for part in pipe.components.values()]
         # A pipeline that cleans captions may drop words.
         self.tokenizers = [] if cleans else [p for p in parts if hasattr(p, "added_tokens_decoder")]
-        added = (t for part in self.tokenizers for t in part.added_tokens_decoder.values())
-        self.added = [token.content.lower() for token in added if not token.special]
+        self.added: list[str] = []
+        for part in self.tokenizers:
+            added = part.added_tokens_decoder.values()
+            self.added += [token.content.lower() for token in added if not token.special]
         self.counts: dict[str, tuple[int, ...]] = {}  # tokens of each plain text, by tokenizer
         self.seen: dict[str, tuple[int, ...]] = {}  # tokens that are seen for sure, by options
 
     def count(self, texts: Iterable[str]) -> None:
         """Count the tokens of plain texts, which :meth:`check` is asked about next."""
-        plain = [text for text in dict.fromkeys(texts) if _PLAIN.fullmatch(text)]
-        plain = [text for text in plain if not any(word in text.lower() for word in self.added)]
+        plain = []
+        for text in dict.fromkeys(texts):
+            if _PLAIN.fullmatch(text) and not any(word in text.lower() for word in self.added):
+                plain.append(text)
         numbers = zip(*(_lengths(part, plain) for part in self.tokenizers), strict=True)
         self.counts = dict(zip(plain, numbers, strict=True)) if plain and self.tokenizers else {}
 
     def check(self, text: str, words: Sequence[str], options: Options) -> None:
         """Raise KeyError for words that are not in the text, or not seen by the text encoder."""
-        if counts := self.counts.get(text):
-            is_seen = all(map(int.__le__, counts, self._seen(options)))
+        unsure = [word.lower() for word in words]
+        counts = self.counts.get(text)
+        if counts and all(map(int.__le__, counts, self._seen(options))):
             spaced = _SIGN.sub(r" \g<0> ", f" {text.lower()} ")
-            if is_seen and all(
-                _PHRASE.fullmatch(word := phrase.lower()) and f" {word} " in spaced
-                for phrase in words
-            ):
-                return
-        read = self.read(text, options)
-        for word in words:
-            read.find(word)
+            unsure = [w for w in unsure if not (_PHRASE.fullmatch(w) and f" {w} " in spaced)]
+        if unsure:
+            read = self.read(text, options)
+            for word in words:
+                read.find(word)
 
     def read(self, text: str, options: Options) -> Prompt:
         """Return a text as the pipeline reads it; truncated words are in the item's row."""
@@ -195,9 +197,8 @@ class _Words:
                 n_seen = sum(bool(word.columns) for word in words)
                 if n_seen and all(word.columns for word in words[:n_seen]):
                     text = _LONG_TEXT[: words[n_seen - 1].end]
-                    self.seen[key] = tuple(
-                        _lengths(t, [text])[0] - _MARGIN for t in self.tokenizers
-                    )
+                    lengths = [_lengths(part, [text])[0] for part in self.tokenizers]
+                    self.seen[key] = tuple(length - _MARGIN for length in lengths)
         return self.seen[key]
 
 

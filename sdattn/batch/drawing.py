@@ -54,20 +54,22 @@ class BatchDrawer:
     def _attempt(self, part: Sequence[Job], wanted: Container[str]) -> None:
         if not any(job.item.id in wanted for job in part):
             return
+        from accelerate.utils.memory import clear_device_cache, should_reduce_batch_size
+
         try:
             drawn = self._draw_together(part)
         except Exception as error:
             # Text only: the traceback itself would keep the memory in use.
             reason = " ".join(f"{type(error).__name__}: {error}".split())
             text = traceback.format_exc()
-            too_large = _is_out_of_memory(error)
+            too_large = isinstance(error, torch.OutOfMemoryError) or should_reduce_batch_size(error)
         else:
             for job, (image_run, edit_run) in zip(part, drawn, strict=True):
                 if job.item.id in wanted:
                     self.store(job, image_run, edit_run)
             return
         if too_large:
-            _release_memory()
+            clear_device_cache(garbage_collection=True)
         if len(part) > 1:
             self._attempt_fewer(part, wanted, halved=too_large)
         elif part[0].item.id in wanted:
@@ -114,18 +116,6 @@ class BatchDrawer:
         if jobs[0].item.negative_prompt is not None:
             options["negative_prompt"] = [job.item.negative_prompt for job in jobs]
         return sample(prepare(pipe, prompts, options, seed=seeds, preset=self.preset, videos=True))
-
-
-def _is_out_of_memory(error: Exception) -> bool:
-    from accelerate.utils.memory import should_reduce_batch_size
-
-    return isinstance(error, torch.OutOfMemoryError) or should_reduce_batch_size(error)
-
-
-def _release_memory() -> None:
-    from accelerate.utils.memory import clear_device_cache
-
-    clear_device_cache(garbage_collection=True)
 
 
 def trim_heap() -> None:

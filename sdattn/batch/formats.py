@@ -55,8 +55,7 @@ class Format(ABC):
         if record.data is None:
             return not record.whole
         name = record.data.name
-        is_ours = record.data.name.endswith(self.ending or "")
-        return is_ours and self.place.size(name) == record.data.bytes
+        return name.endswith(self.ending or "") and self.place.size(name) == record.data.bytes
 
     def items(self, record: ShardRecord | None, number: int) -> Iterator[tuple[str, str]]:
         """Yield (location, id) of the items that a shard's record names."""
@@ -107,11 +106,11 @@ class Folders(Format):
             return False
         found = self.place.files(f"shards/{record.number:06d}", deep=True)
         there = {f"shards/{record.number:06d}/{name}": file.size for name, file in found.items()}
-        return all(
-            there.get(f"{row['place']}/{file['name']}") == file["bytes"]
-            for row in record.whole
-            for file in row["files"]
-        )
+        for row in record.whole:
+            for file in row["files"]:
+                if there.get(f"{row['place']}/{file['name']}") != file["bytes"]:
+                    return False
+        return True
 
     def items(self, record: ShardRecord | None, number: int) -> Iterator[tuple[str, str]]:
         """Yield the items that are there, whether or not a record names them, or they are whole."""

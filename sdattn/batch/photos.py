@@ -345,30 +345,25 @@ def _folder_rows(root: AnyPath, columns: Columns, skipped: Counter[str]) -> Iter
     named = set[int]()
     for prefix, names, bad in _folders(root, skipped):
         if not metadata or not prefix.startswith(above):
+            above = prefix
             found = (prefix + name for name in _METADATA if prefix + name in names)
             metadata = next((name for name in found if _names_files(root / name)), "")
-            above = prefix
             named = set()
             for row in _table_rows(root / metadata, None, columns) if metadata else ():
                 yield row._replace(line=0)
                 name = str(row.image.name if row.image else row.fields.get("file_name"))
                 named.add(hash(normpath(normalize("NFC", prefix + name))))
-        files = [
-            (Photo(_absolute(root / name), name), bad.get(name, "")) for name in (*bad, *names)
-        ]
         if metadata:
-            reason = f"is not named in {metadata}."
-            files = [(file, why or reason) for file, why in files if _is_left(file, why, named)]
-            yield from (Row(0, text=f.name, reason=f"{f.name} {why}") for f, why in files)
+            for name in (*bad, *names):
+                is_named = hash(normalize("NFC", name)) in named
+                if name in bad or (not is_named and _ending(name) in (*SUFFIXES, *UNREAD)):
+                    reason = bad.get(name, f"is not named in {metadata}.")
+                    yield Row(0, text=name, reason=f"{name} {reason}")
         else:
             yield from _packed_rows(root, names, columns, skipped)
-            files = [file for file in files if _ending(file[0].name) not in (".tar", ".parquet")]
+            alone = [n for n in (*bad, *names) if _ending(n) not in (".tar", ".parquet")]
+            files = ((Photo(_absolute(root / name), name), bad.get(name, "")) for name in alone)
             yield from _pair_rows(files, skipped)
-
-
-def _is_left(file: Photo, reason: str, named: set[int]) -> bool:
-    is_named = hash(normalize("NFC", file.name)) in named
-    return bool(reason) or (not is_named and _ending(file.name) in (*SUFFIXES, *UNREAD))
 
 
 def _packed_rows(

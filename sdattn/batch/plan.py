@@ -243,7 +243,9 @@ def make_plan(request: Request, pipe: Pipeline, tell: Tell = lambda *_: None) ->
     """
     checked_seeds(request.seed)
     is_photos = request.photos is not None
-    _check_options(request.options, is_photos)
+    for name, value in request.options.items() if is_photos else ():
+        if is_decided(name):
+            raise OptionError(name, value, "an image to explain decides it. Leave it out.")
     parameters = inspect.signature(pipe.__call__).parameters
     options = [name for name in parameters if name != "kwargs"]
     columns = Columns(request.prompt_column, request.keep_columns, options, photos=is_photos)
@@ -313,13 +315,6 @@ def _parts(rows: Iterator[Row]) -> Iterator[list[Row]]:
             if len(part) == _CHUNK or time.monotonic() > end:
                 break
         yield part
-
-
-def _check_options(options: Options, is_photos: bool) -> None:
-    decided = [name for name in options if is_photos and is_decided(name)]
-    if decided:
-        name = decided[0]
-        raise OptionError(name, options[name], "an image to explain decides it. Leave it out.")
 
 
 def _say_unused(columns: Columns, pipe: Pipeline) -> None:

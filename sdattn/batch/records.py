@@ -151,10 +151,10 @@ class ShardRecord:
     @property
     def nbytes(self) -> int:
         """Bytes of the shard's files."""
-        sheet = self.sheet.bytes if self.sheet else 0
-        if self.data is not None:
-            return sheet + self.data.bytes
-        return sheet + sum(file["bytes"] for row in self.whole for file in row["files"])
+        found = sum(file.bytes for file in (self.data, self.sheet) if file is not None)
+        for row in self.whole if self.data is None else ():
+            found += sum(file["bytes"] for file in row["files"])
+        return found
 
     def packed(self) -> bytes:
         head = {
@@ -187,10 +187,9 @@ def read_record(place: Place, number: int) -> ShardRecord | None:
         raise InvalidValueError(
             f"{place.root / record_name(number)} is the record of shard {head['shard']}"
         )
-    data_file, sheet = (
-        ShardFile(**head[name]) if head[name] else None for name in ("data", "sheet")
-    )
-    return ShardRecord(head["shard"], head["fingerprint"], data_file, sheet, rows)
+    data_file = ShardFile(**head["data"]) if head["data"] else None
+    sheet = ShardFile(**head["sheet"]) if head["sheet"] else None
+    return ShardRecord(number, head["fingerprint"], data_file, sheet, rows)
 
 
 def sound_record(place: Place, number: int) -> ShardRecord | None:
@@ -260,12 +259,11 @@ def row_of(info: RunInfo, location: str, checksum: str, sizes: Mapping[str, int]
     if info.frames is not None:
         row["frames"] = info.frames
     guidance = options.get("guidance_scale")
+    seen = [word for word in info.words if word.columns and columns.issuperset(word.columns)]
     row |= {
         "num_inference_steps": options.get("num_inference_steps"),
         "guidance_scale": float(guidance) if isinstance(guidance, (int, float)) else None,
-        "words": [
-            word.text for word in info.words if word.columns and columns.issuperset(word.columns)
-        ],
+        "words": [word.text for word in seen],
     }
     # In the order of the words: their names begin with its number
     masks = [f"{folder}{name}" for name in sorted(info.files) if name.startswith("masks/")]

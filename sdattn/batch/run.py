@@ -76,8 +76,13 @@ def run_batch(request: Request) -> Outcome:
             manifest = manifest_of(request, engine.describe(), plan)
             claim(place, manifest, plan, force=request.force)
             outcome = _draw_missing(request, place, manifest, plan, engine)
+        except FileNotFoundError:
+            raise
         except OSError as error:
-            raise _with_advice(error, place) from error
+            raise AccessError(
+                f"{str(error).rstrip('.')}. Finished shards stay in {place.root}; once this is "
+                "fixed, the same command does the rest."
+            ) from error
         finally:
             engine.close()
     return outcome
@@ -119,7 +124,7 @@ def forecast(request: Request) -> Forecast:
         share = plan.items / len(packed)
         if request.format == "folder":
             files += round(share * sum(map(len, packed)))
-        nbytes = round(share * sum(len(data) for files in packed for data in files.values()))
+        nbytes = round(share * sum(sum(map(len, item.values())) for item in packed))
         return Forecast(plan.items, plan.bad_lines, len(plan), files, share * seconds, nbytes)
 
 
@@ -363,13 +368,3 @@ class _Stops:
         elif time.monotonic() - self._first > _ECHO:
             signal.signal(number, signal.SIG_DFL)  # a kill does no harm, and threads do not hear
             signal.raise_signal(number)
-
-
-def _with_advice(error: OSError, place: Place) -> OSError:
-    if isinstance(error, FileNotFoundError):
-        return error
-    reason = str(error).rstrip(".")
-    return AccessError(
-        f"{reason}. Finished shards stay in {place.root}; once this is fixed, the same command "
-        "does the rest."
-    )

@@ -81,8 +81,11 @@ def list_rows(source: str, kind: str | None, choose: Choose) -> Rows:
                 ".parquet."
             )
         check_splits(source, lists)
-        rows = (row for name in lists for row in table_rows(path / name, None, choose))
-        yield from (row._replace(line=line) for line, row in enumerate(rows, 1))
+        line = 0
+        for name in lists:
+            for row in table_rows(path / name, None, choose):
+                line += 1
+                yield row._replace(line=line)
 
 
 def existing(source: str) -> AnyPath:
@@ -283,9 +286,11 @@ def _parquet_rows(file: BinaryIO, choose: Choose) -> Iterator[Row]:
     images = image_columns(opened.schema_arrow)
     chosen = list(choose(opened.schema_arrow.names, images))
     size = 1000 if set(chosen).isdisjoint(images) else AT_ONCE
-    batches = opened.iter_batches(size, columns=chosen, use_threads=False)
-    for line, row in enumerate((row for batch in batches for row in batch.to_pylist()), 1):
-        yield Row(line, row, of_table=True)
+    line = 0
+    for batch in opened.iter_batches(size, columns=chosen, use_threads=False):
+        for row in batch.to_pylist():
+            line += 1
+            yield Row(line, row, of_table=True)
 
 
 def is_saved(path: AnyPath) -> bool:

@@ -36,11 +36,12 @@ class Record:
 
     def to_json(self) -> dict[str, Any]:
         """Return it as JSON has it: lists, no tuples; Python's own numbers."""
-        return {
-            entry.name: plain(value)
-            for entry in fields(self)  # type: ignore[arg-type]
-            if (value := getattr(self, entry.name)) is not None or entry.default is not None
-        }
+        found = {}
+        for entry in fields(self):  # type: ignore[arg-type]
+            value = getattr(self, entry.name)
+            if value is not None or entry.default is not None:
+                found[entry.name] = plain(value)
+        return found
 
 
 def plain(value: Any) -> Any:
@@ -107,13 +108,14 @@ def read_record(kind: type[R], document: Mapping[str, Any]) -> R:
     names = [entry.name for entry in fields(kind)]  # type: ignore[arg-type]
     entries = {name: document[name] for name in names if name in document}
     try:
-        return _reader(kind).validate_json(json.dumps(entries))
+        reader = _reader(kind)  # type: ignore[arg-type]  # to mypy a class has no hash
+        return reader.validate_json(json.dumps(entries))
     except ValidationError as error:
         raise RecordError(_problem(error)) from None
 
 
 @cache
-def _reader(kind: type[R]) -> TypeAdapter[R]:
+def _reader(kind: type) -> TypeAdapter[Any]:
     from pydantic import TypeAdapter
 
     return TypeAdapter(kind)

@@ -140,9 +140,8 @@ def abandoned(folder: Path, prefix: str) -> list[Path]:
     """Return the files and folders in ``folder`` with a :func:`temporary_name` of ``prefix`` whose
     process has ended. Another machine's cannot be asked: its own are returned once they are a day
     old."""
-    return [
-        path for path in sorted(folder.glob(f"{glob.escape(prefix)}*")) if _is_left(path, prefix)
-    ]
+    paths = sorted(folder.glob(f"{glob.escape(prefix)}*"))
+    return [path for path in paths if _is_left(path, prefix)]
 
 
 def remove_abandoned(folder: Path, prefix: str) -> None:

@@ -9,7 +9,7 @@ from PIL import Image
 
 from helpers.tiny_tokenizers import tiny_tokenizer
 from sdattn import Heatmaps, read_prompt
-from sdattn.files.records import read_record
+from sdattn.files.records import plain, read_record
 from sdattn.files.writing import write_files
 from sdattn.maps.aggregation import aggregate
 from sdattn.maps.details import Details
@@ -49,7 +49,7 @@ def small_run(seed=0, prompt=PROMPT, **info):
         Image.fromarray(np.random.default_rng(seed).integers(0, 256, (64, 96, 3), np.uint8)),
         heatmaps,
         own,
-        read_record(RunSettings, {**told, **info}),
+        read_record(RunSettings, plain({**told, **info})),
         Details(layers(2), (0, 1), layers(1, 2), "all", spots),
         {"asked": Further("red cat", heatmaps.occurrences()[1:])},
     )
