@@ -46,9 +46,8 @@ def check_layer(attn: Any) -> None:
     held = next((name for name in UNKNOWN_PARTS if getattr(attn, name, None)), None)
     if held is not None:
         raise unknown_layer(attn, f"has {held}")
-    if not hasattr(attn, "heads") or not any(
-        hasattr(attn, name) for name in ("to_q", "to_qkv", FUSED_WITH_MLP)
-    ):
+    has_query = any(hasattr(attn, name) for name in ("to_q", "to_qkv", FUSED_WITH_MLP))
+    if not hasattr(attn, "heads") or not has_query:
         raise unknown_layer(attn, "has no heads with projections to_q, to_k and to_v")
 
 
@@ -134,9 +133,9 @@ def _cat(first: Three, second: Three) -> Three:
 
 
 def _are_complex(rotary: object) -> bool:
-    return isinstance(rotary, tuple) and all(
-        isinstance(part, Tensor) and part.is_complex() for part in rotary
-    )
+    if not isinstance(rotary, tuple):
+        return False
+    return all(isinstance(part, Tensor) and part.is_complex() for part in rotary)
 
 
 def _rotated_by(attn: Any, three: Three, rotary: Any) -> Three:

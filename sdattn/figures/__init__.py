@@ -117,19 +117,21 @@ def figure(
     if own_scale is None:
         own_scale = kind == "layers"
     style = Style(cmap, width, show_axes, own_scale, colorbar)
-    runs = [_still(shown) if kind != "frames" else shown for shown in (run, *others)]
+    runs = [run, *others]
+    if kind != "frames":
+        runs = [one if one.video is None else one.frame(one.video.middle) for one in runs]
     rows, preset = _compared(runs, words) if others else _KINDS[kind](runs[0], words)
-    page = _page(runs[0], rows, preset, style)
+    drawn = []
+    for row in rows:
+        drawn += [panel.values for panel in row if panel.values.ndim == 2]
+    unit = f"{preset.unit}, each panel on its own scale" if own_scale else preset.unit
+    page = Page(runs[0].image.size, scale_of(drawn), unit, style)
     if axes is not None:
         return fill(axes, rows, page)
     with settings():
         if kind == "words":
             return flow(rows[0], page)
         return table(rows, page, each=kind == "compare")
-
-
-def _still(run: ImageRun) -> ImageRun:
-    return run if run.video is None else run.frame(run.video.middle)
 
 
 def save_figure(figure: Figure, path: str | Path, *, dpi: float = DPI) -> None:
@@ -177,9 +179,9 @@ def _told_apart(runs: Sequence[ImageRun]) -> list[str]:
     for name in ("seed", "model", "scheduler"):
         values = [getattr(run.settings, name) for run in runs]
         if len(set(values)) == len(runs):
-            return [
-                f"seed {value}" if name == "seed" else plain_text(str(value)) for value in values
-            ]
+            if name == "seed":
+                return [f"seed {value}" for value in values]
+            return [plain_text(str(value)) for value in values]
     return [f"run {number}" for number in range(1, len(runs) + 1)]
 
 
@@ -204,7 +206,9 @@ def _heads(run: ImageRun, words: Sequence[str] | None) -> Shown:
     for name, heads in layers.items():
         shown = [((f"head {number}",), head) for number, head in heads.items()]
         rows.append(_columns(shown, words, short_name(run, name)))
-    by_word = [row for of_word in zip(*rows, strict=True) for row in of_word]
+    by_word = []
+    for of_word in zip(*rows, strict=True):
+        by_word += of_word
     return by_word, plain(run.heatmaps.preset)
 
 
@@ -213,14 +217,13 @@ def _frames(run: ImageRun, words: Sequence[str] | None) -> Shown:
         raise InvalidValueError(
             "This run made an image, which has no frames. Choose a figure of its words."
         )
-    numbers = run.video.key_frames(MOST_FRAMES)
-    frames = [run.frame(number) for number in numbers]
-    titles = [(f"frame {number + 1}",) for number in numbers]
-    video = [
-        Panel(np.asarray(frame.image.convert("RGB")), title, ("video",))
-        for frame, title in zip(frames, titles, strict=True)
-    ]
-    shown = list(zip(titles, (frame.heatmaps for frame in frames), strict=True))
+    video = []
+    shown = []
+    for number in run.video.key_frames(MOST_FRAMES):
+        frame = run.frame(number)
+        title = (f"frame {number + 1}",)
+        video.append(Panel(np.asarray(frame.image.convert("RGB")), title, ("video",)))
+        shown.append((title, frame.heatmaps))
     return [video, *_columns(shown, words)], run.heatmaps.preset
 
 
@@ -237,18 +240,11 @@ def _columns(
     shown: Sequence[tuple[Lines, Heatmaps]], words: Sequence[str] | None, *label: str
 ) -> list[list[Panel]]:
     """Arrange panels with one row per word, labelled with it and ``label``, and one column each."""
-    columns = [
-        [_panel(word, title, (word.label, *label)) for word in chosen(maps, words)]
-        for title, maps in shown
-    ]
+    columns = []
+    for title, maps in shown:
+        columns.append([_panel(word, title, (word.label, *label)) for word in chosen(maps, words)])
     return [list(row) for row in zip(*columns, strict=True)]
 
 
 def _panel(word: Heatmap, title: Lines, label: Lines = ()) -> Panel:
     return Panel(word.map.numpy(), title, label)
-
-
-def _page(run: ImageRun, rows: Sequence[Sequence[Panel]], preset: Preset, style: Style) -> Page:
-    drawn = [panel.values for row in rows for panel in row if panel.values.ndim == 2]
-    unit = f"{preset.unit}, each panel on its own scale" if style.own_scale else preset.unit
-    return Page(run.image.size, scale_of(drawn), unit, style)

@@ -19,13 +19,15 @@ def chosen(heatmaps: Heatmaps, words: Sequence[str] | None) -> list[Heatmap]:
     for one text instead of a list, and if no word has a map."""
     if isinstance(words, str):
         raise refuse("words", words, "a list of words and phrases")
-    heatmaps_of_words = [heatmap for word in words or () for heatmap in heatmaps.find(word)]
-    heatmaps_of_words = heatmaps_of_words or heatmaps.occurrences()
-    if not heatmaps_of_words:
+    found: list[Heatmap] = []
+    for word in words or ():
+        found += heatmaps.find(word)
+    found = found or heatmaps.occurrences()
+    if not found:
         raise InvalidValueError(
             f"No word of {heatmaps.prompt.text!r} has a map. Name token columns."
         )
-    return [replace(heatmap, label=plain(heatmap.label)) for heatmap in heatmaps_of_words]
+    return [replace(heatmap, label=plain(heatmap.label)) for heatmap in found]
 
 
 def kept_steps(run: ImageRun) -> list[tuple[Lines, Heatmaps]]:

@@ -9,6 +9,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any, cast
 
@@ -135,7 +136,7 @@ def table(rows: Sequence[Sequence[Panel]], page: Page, *, each: bool = False) ->
     """Draw rows and columns, many rows in blocks; with ``each`` every panel has a title, not just a
     column's first. Raise ValueError if they do not fit on a page."""
     across = max(map(len, rows))
-    lines = {line for row in rows for line in row[0].label}
+    lines = set[str]().union(*(row[0].label for row in rows))
     fonts = fonts_for("".join(lines))
     label = min(max(width(line, fonts) for line in lines), _LABEL * unit()) + 0.3 * unit()
 
@@ -153,7 +154,9 @@ def table(rows: Sequence[Sequence[Panel]], page: Page, *, each: bool = False) ->
 def fill(axes: Sequence[Axes] | np.ndarray, rows: Sequence[Sequence[Panel]], page: Page) -> Figure:
     """Draw panels, row after row, in as many existing axes; else raise ValueError."""
     drawn = [*np.ravel(np.array(axes, dtype=object))]
-    cells = [(i, j) for i, row in enumerate(rows) for j in range(len(row))]
+    cells = []
+    for i, row in enumerate(rows):
+        cells += [(i, j) for j in range(len(row))]
     if len(drawn) != len(cells):
         raise InvalidValueError(
             f"Got {len(drawn)} axes for {len(cells)} panels. Pass one per panel."
@@ -180,13 +183,17 @@ class _Sheet:
     each: bool = False
 
     @cached_property
+    def panels(self) -> list[Panel]:
+        """All panels, row after row."""
+        return list(chain.from_iterable(self.rows))
+
+    @cached_property
     def fonts(self) -> list[str]:
-        panels = [panel for row in self.rows for panel in row]
-        return fonts_for("".join("".join(panel.title + panel.label) for panel in panels))
+        return fonts_for("".join("".join(panel.title + panel.label) for panel in self.panels))
 
     @cached_property
     def upright(self) -> bool:
-        lines = {line for row in self.rows for panel in row for line in panel.title}
+        lines = set[str]().union(*(panel.title for panel in self.panels))
         return not self.each and max(width(line, self.fonts) for line in lines) > _SURE * self.width
 
     def ends_of(self, panel: Panel) -> str:
@@ -195,9 +202,11 @@ class _Sheet:
 
     @cached_property
     def _ends(self) -> dict[int, str]:
-        panels = [panel for row in self.rows for panel in row if panel.values.ndim == 2]
-        ends = {id(panel): scale_of([panel.values]) for panel in panels}
-        texts = {one: f"{low:.2g} to {high:.2g}" for one, (low, high) in ends.items()}
+        texts: dict[int, str] = {}
+        for panel in self.panels:
+            if panel.values.ndim == 2:
+                low, high = scale_of([panel.values])
+                texts[id(panel)] = f"{low:.2g} to {high:.2g}"
         if max(width(text, self.fonts) for text in texts.values()) > _SURE * self.width:
             return {one: text.replace(" to ", "\nto ") for one, text in texts.items()}
         return texts

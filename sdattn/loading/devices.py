@@ -72,7 +72,9 @@ def _why_not(kind: str, number: int) -> str:
 
 
 def _refusal(device: object, reason: str) -> OptionError:
-    gpus = [f"{kind}:{i}" for kind, number in _gpus().items() for i in range(number)]
-    here = ", ".join([*gpus, "cpu"])
-    text = f"{reason}. This machine has: {here}. Pass one of these, or leave it out for the best."
+    here = []
+    for kind, number in _gpus().items():
+        here += [f"{kind}:{i}" for i in range(number)]
+    found = ", ".join([*here, "cpu"])
+    text = f"{reason}. This machine has: {found}. Pass one of these, or leave it out for the best."
     return OptionError("device", str(device), text)

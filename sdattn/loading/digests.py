@@ -30,11 +30,13 @@ def digest_model(pipe: Pipeline) -> str:
         if isinstance(part, torch.nn.Module):
             parts[name].append({key: _sum(weight) for key, weight in _weights(part).items()})
             # A LoRA's scale is not one of its weights.
-            adapted = [(n, m) for n, m in part.named_modules() if hasattr(m, "base_layer")]
-            scales = [
-                [n, m.scaling] for n, m in adapted if isinstance(getattr(m, "scaling", 0), dict)
-            ]
-            parts[name] += [scales] if scales else []
+            scales = []
+            for path, module in part.named_modules():
+                scaling = getattr(module, "scaling", None)
+                if hasattr(module, "base_layer") and isinstance(scaling, dict):
+                    scales.append([path, scaling])
+            if scales:
+                parts[name].append(scales)
     return digest(parts)
 
 

@@ -49,10 +49,14 @@ def needs_the_hub(what: str) -> Iterator[None]:
 
 def _reason(error: Exception) -> str:
     chain = list(_causes(error))
-    names = {kind.__name__ for cause in chain for kind in type(cause).__mro__}
-    known = next((text for name, text in _REASONS.items() if name in names), None)
+    names = set[str]()
+    for cause in chain:
+        names |= {kind.__name__ for kind in type(cause).__mro__}
+    for name, text in _REASONS.items():
+        if name in names:
+            return text
     said = dict.fromkeys(" ".join(str(cause).split()) for cause in chain)
-    return known or " Since: ".join(text for text in said if text)
+    return " Since: ".join(text for text in said if text)
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:

@@ -37,7 +37,7 @@ def no_notices() -> Iterator[None]:
         return not any(text in record.getMessage() for text in _NOTICES)
 
     with ExitStack() as undo:
-        for name in {name for names in _NOTICES.values() for name in names}:
+        for name in set[str]().union(*_NOTICES.values()):
             undo.callback(logging.getLogger(name).removeFilter, keep)
             logging.getLogger(name).addFilter(keep)
         yield
