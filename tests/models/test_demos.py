@@ -21,7 +21,7 @@ from sdattn.loading.outline import outline
 from sdattn.loading.pipelines import LENT
 from sdattn.models.demos import DEMOS, HOME, demo_named, demo_of
 from sdattn.models.facts import default_frames
-from sdattn.models.layers import find_layers
+from sdattn.models.layers import find_denoiser
 from sdattn.runs.report import report
 
 UNET_PLACES = ["down"] * 6 + ["mid"] + ["up"] * 9
@@ -109,7 +109,7 @@ def test_it_is_a_small_pipeline_of_diffusers(pipes, name):
     parts = {part: type(one).__name__ for part, one in pipes[name].components.items() if one}
     assert parts == KINDS[name].parts
     assert demo_of(pipes[name]) is demo_named(name)
-    layers = find_layers(denoiser_of(pipes[name]))
+    layers = find_denoiser(denoiser_of(pipes[name])).layers
     places = [one.place for one in layers if one.kind in ("cross", "joint")]
     assert places == KINDS[name].places
 
@@ -187,7 +187,10 @@ def test_its_outline_needs_no_weights(pipes, name):
     found = outline(name)
     assert demo_of(found) is demo_named(name)
     assert all(one.is_meta for one in denoiser_of(found).state_dict().values())
-    names = [[one.name for one in find_layers(denoiser_of(pipe))] for pipe in (found, pipes[name])]
+    names = [
+        [one.name for one in find_denoiser(denoiser_of(pipe)).layers]
+        for pipe in (found, pipes[name])
+    ]
     assert names[0] == names[1]
     if name == "demo-video":
         assert default_frames(found) == default_frames(pipes[name]) == 8
