@@ -18,7 +18,7 @@ from helpers.matrix import PROCESSORS, ROWS, WAYS
 from helpers.rows import PROMPTS, Row, Way
 
 import sdattn
-from sdattn.models.layers import TEXT_KINDS, find_denoiser, find_layers
+from sdattn.models.layers import TEXT_KINDS, find_denoiser
 
 
 def main() -> None:
@@ -48,7 +48,7 @@ def summary(found: dict[str, str]) -> str:
 def describe(row: Row) -> tuple[str, str, str]:
     """Class, kinds of attention that see the text, and where guidance is."""
     pipe = row.make()
-    layers = find_layers(find_denoiser(pipe).model)
+    layers = find_denoiser(pipe).layers
     kinds = dict.fromkeys(layer.kind for layer in layers if layer.kind in TEXT_KINDS)
     where = "in turn" if row.in_turn else "in the batch" if row.prompt_rows else "none"
     return f"`{type(pipe).__name__}`", ", ".join(kinds), where

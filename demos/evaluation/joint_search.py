@@ -34,7 +34,7 @@ from sdattn.maps.aggregation import finish
 from sdattn.maps.heatmaps import Heatmaps
 from sdattn.maps.presets import PRESETS
 from sdattn.maps.requirements import columns_around
-from sdattn.models.layers import find_layers
+from sdattn.models.layers import find_denoiser
 from sdattn.models.pipeline_call import call_pipeline, images_of
 from sdattn.models.reading import read_prompts
 
@@ -240,7 +240,7 @@ def main() -> None:
     torch.set_num_threads(1)
     subject, began = subject_of(args.model, Path()), time.time()
     figures = measured(subject, args).figures()
-    layers = len(find_layers(subject.pipe.transformer))
+    layers = len(find_denoiser(subject.pipe.transformer).layers)
     shape = subject.settings["num_inference_steps"], layers
     way = chosen(figures, *shape)
     parts = [f"{args.scenes} scenes (seed {args.seed}), {args.noises} seeds of noise each, "]

@@ -25,7 +25,7 @@ from torch import Tensor
 
 import sdattn
 from sdattn.models.denoiser_call import innermost
-from sdattn.models.layers import find_layers
+from sdattn.models.layers import find_denoiser
 
 from .models import Bench, make_bench, stable_diffusion
 
@@ -112,7 +112,7 @@ def in_pass(unet: Any, work: Callable[[Any, Callable[[], Any]], None], name: str
 
 
 def names(unet: Any) -> list[str]:
-    return [layer.name for layer in find_layers(unet) if layer.kind == "cross"]
+    return [layer.name for layer in find_denoiser(unet).layers if layer.kind == "cross"]
 
 
 def added_microseconds(unet: Any) -> list[float]:

@@ -18,7 +18,7 @@ from torch import nn
 
 from sdattn.keep.keep import Keep
 from sdattn.models.denoiser_call import Size
-from sdattn.models.layers import TEXT_KINDS, find_layers
+from sdattn.models.layers import TEXT_KINDS, find_denoiser
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class OneLayer:
         size: Callable[[Shape], Size],
         inputs: Callable[[Shape, Size], dict[str, Any]],
     ):
-        [self.layer] = [one for one in find_layers(model) if one.name == name]
+        [self.layer] = [one for one in find_denoiser(model).layers if one.name == name]
         self.model, self.widths, self._size, self._inputs = model, widths, size, inputs
         for child in model.children():
             child.register_forward_pre_hook(self._run)
@@ -162,7 +162,7 @@ def video_bytes() -> dict[str, int]:
     """Return the bytes that a capture of Wan 2.1's 14B holds of 81 frames of 720x1280."""
     with torch.device("meta"):
         model = WanTransformer3DModel()
-    layers = [layer for layer in find_layers(model) if layer.kind in TEXT_KINDS]
+    layers = [layer for layer in find_denoiser(model).layers if layer.kind in TEXT_KINDS]
     size = 21, 45, 80
     few, each = Keep.of(tokens=range(10)), Keep.of(steps="all", heads="all")
     return {

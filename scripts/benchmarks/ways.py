@@ -18,7 +18,7 @@ from torch.nn.functional import interpolate
 import sdattn
 from sdattn.maps.aggregation import refining
 from sdattn.models.guidance import GuidanceWatch
-from sdattn.models.layers import TEXT_KINDS, find_layers
+from sdattn.models.layers import TEXT_KINDS, find_denoiser
 
 
 class Seeds:
@@ -80,7 +80,7 @@ def _half(probs: Tensor) -> Tensor:
 @contextmanager
 def _computing(pipe: Any, way: Any) -> Iterator[Any]:
     """Processors that compute the probabilities and hand them to ``way``, in cross-attention."""
-    layers = [layer for layer in find_layers(pipe.unet) if layer.kind == "cross"]
+    layers = [layer for layer in find_denoiser(pipe.unet).layers if layer.kind == "cross"]
     before = [layer.module.processor for layer in layers]
     for layer in layers:
         processor = sdattn.TorchAttnProcessor(way.controller(layer), layer.place)
@@ -192,7 +192,9 @@ class LayerClock:
 
     def __init__(self, model: torch.nn.Module):
         self.model = model
-        self.layers = [layer.module for layer in find_layers(model) if layer.kind in TEXT_KINDS]
+        self.layers = [
+            layer.module for layer in find_denoiser(model).layers if layer.kind in TEXT_KINDS
+        ]
         self.on_gpu = next(model.parameters()).is_cuda
         self._marks: list[Any] = []
         self._hooks: list[Any] = []

@@ -4,8 +4,6 @@ Source: Hertz et al. 2022, section 3.2, "Word Swap" and "Adding a New Phrase". T
 tokens; here words are aligned, so that a word of several pieces is never torn apart.
 """
 
-from itertools import chain, groupby
-
 import torch
 from torch import Tensor
 
@@ -71,18 +69,24 @@ def refine(source: Prompt, target: Prompt) -> Tensor:
 def _around(source: Prompt, target: Prompt) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
     """Return corresponding columns of both prompts that belong to no word, in order: start, end,
     each encoder's padding, and a template's text on either side."""
-    ends = [(_special(source, name), _special(target, name)) for name in (SOS, EOS)]
+    start = _special(source, SOS), _special(target, SOS)
+    end = _special(source, EOS), _special(target, EOS)
     padding = [_runs(_special(prompt, PAD)) for prompt in (source, target)]
     if len(padding[0]) != len(padding[1]):  # an encoder that has none in one of the prompts
-        padding = [[tuple(chain(*runs))] for runs in padding]
+        padding = [[_special(prompt, PAD)] for prompt in (source, target)]
     templates = zip(_template(source), _template(target), strict=True)
-    return [*ends, *zip(*padding, strict=True), *templates]
+    return [start, end, *zip(*padding, strict=True), *templates]
 
 
 def _runs(columns: tuple[int, ...]) -> list[tuple[int, ...]]:
     """Group consecutive columns: SD3's padding of CLIP, then T5's."""
-    groups = groupby(enumerate(columns), key=lambda pair: pair[1] - pair[0])
-    return [tuple(column for _, column in run) for _, run in groups]
+    runs: list[tuple[int, ...]] = []
+    for column in columns:
+        if runs and runs[-1][-1] == column - 1:
+            runs[-1] += (column,)
+        else:
+            runs.append((column,))
+    return runs
 
 
 def _template(prompt: Prompt) -> tuple[tuple[int, ...], tuple[int, ...]]:

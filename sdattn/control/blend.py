@@ -81,11 +81,11 @@ class LocalBlend:
         return torch.where(mask, x_t, x_t[:1])
 
     def _maps(self, store: Mapping[str, list[Tensor]], size: tuple[int, int]) -> Tensor:
-        cross = [m for key, maps in store.items() if key.endswith("_cross") for m in maps]
-        # Eight halvings are more than any UNet has; a coarser grid is never reached.
         by_grid: dict[tuple[int, ...], list[Tensor]] = {}
-        for m in cross:
-            by_grid.setdefault(query_grid(m.shape[1], size, n_levels=8), []).append(m)
+        for key, maps in store.items():
+            for m in maps if key.endswith("_cross") else ():
+                # Eight halvings are more than any UNet has; a coarser grid is never reached.
+                by_grid.setdefault(query_grid(m.shape[1], size, n_levels=8), []).append(m)
         grid: tuple[int, ...] | None = self.grid
         if grid is None and by_grid:
             cells = max(16**2, size[0] * size[1] // 16)
@@ -122,5 +122,6 @@ def _chosen_columns(prompts: Sequence[Prompt], words: Sequence[str | Sequence[st
     chosen = torch.zeros(len(prompts), len(prompts[0].tokens))
     for i, (prompt, some) in enumerate(zip(prompts, words, strict=True)):
         for word in [some] if isinstance(some, str) else some:
-            chosen[i, [column for columns in prompt.find(word) for column in columns]] = 1
+            for columns in prompt.find(word):
+                chosen[i, list(columns)] = 1
     return chosen

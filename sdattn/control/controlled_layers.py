@@ -4,7 +4,7 @@ before its run and in it."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from torch import nn
@@ -162,7 +162,14 @@ def holds(processor: object, controller: object) -> bool:
 
 def is_suspended(layers: Iterable[nn.Module], controller: object) -> bool:
     """Check whether the controller's processor is covered by one that will be taken out again."""
-    return any(holds(one, controller) for layer in layers for one in _displaced(layer.processor))
+    for layer in layers:
+        covered = getattr(innermost(layer.processor), "displaced", None)
+        while covered is not None:
+            processor = innermost(covered)
+            if holds(processor, controller):
+                return True
+            covered = getattr(processor, "displaced", None)
+    return False
 
 
 def is_taken(layers: Iterable[nn.Module]) -> bool:
@@ -183,14 +190,6 @@ def calls_in_a_pass(processor: object, kind: Kind, controller: object) -> int:
     if not isinstance(processor, ControlledProcessor) or processor.controller is not controller:
         return 0
     return 2 if kind == "joint" and getattr(processor, "shows_image", False) else 1
-
-
-def _displaced(processor: object) -> Iterator[object]:
-    """Yield the processors under this one, which return when it is taken out."""
-    processor = getattr(innermost(processor), "displaced", None)
-    while processor is not None:
-        yield innermost(processor)
-        processor = getattr(innermost(processor), "displaced", None)
 
 
 def _described(processor: object, controller: object) -> str:

@@ -17,6 +17,7 @@ from torch import Tensor
 from ..attention.device_copies import DeviceCopies
 from ..errors import InvalidTypeError, InvalidValueError, refuse
 from ..follow.run_part import RunPart, Span
+from ..maps.requirements import columns_of
 from ..prompts.tokens import Prompt
 from . import alignment
 from .attention_store import AttentionStore
@@ -281,7 +282,7 @@ def _columns_of(prompts: Sequence[Prompt], word: str) -> list[tuple[int, list[in
     missing = []
     for i, prompt in enumerate(prompts):
         try:
-            of_prompts.append((i, sorted({c for columns in prompt.find(word) for c in columns})))
+            of_prompts.append((i, columns_of([word], [prompt])))
         except KeyError as error:
             missing.append(error)
     if not of_prompts:

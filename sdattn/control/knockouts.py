@@ -235,8 +235,9 @@ def draw_without(plan: KnockoutPlan, words: Sequence[str], batch_size: int = 4) 
         drawn, grid = draw(plan, rows[start : start + batch_size])
         images += drawn
     whole = images[0]
-    return [
-        Knockout(
+    found = []
+    for word, removed, without in zip(words, columns, images[1:], strict=True):
+        one = Knockout(
             prompt=plan.prompt.text,
             word=word,
             columns=removed,
@@ -245,14 +246,15 @@ def draw_without(plan: KnockoutPlan, words: Sequence[str], batch_size: int = 4) 
             without=without,
             heatmap=Heatmap(word, change(whole, without, grid), removed),
         )
-        for word, removed, without in zip(words, columns, images[1:], strict=True)
-    ]
+        found.append(one)
+    return found
 
 
 def change(image: Image.Image, other: Image.Image, grid: tuple[int, ...]) -> Tensor:
     """Return where two images differ: float32 ``[rows, cols]`` in [0, 1], absolute differences of
     RGB, averaged over channels and a cell's pixels; cells overlap if a size does not divide
     evenly."""
-    first, second = (np.asarray(one.convert("RGB"), dtype=np.float32) for one in (image, other))
+    first = np.asarray(image.convert("RGB"), dtype=np.float32)
+    second = np.asarray(other.convert("RGB"), dtype=np.float32)
     difference = torch.from_numpy(abs(first - second)).mean(-1) / 255  # [height, width]
     return torch.nn.functional.adaptive_avg_pool2d(difference[None], (grid[0], grid[1]))[0]

@@ -146,7 +146,10 @@ class Steps:
         """Bytes of all maps held now, each tensor counted once."""
         stores = [self.step_store, self.full_step, self.last, *self.each]
         stores += [self.attention_store, self.full_attention_store, self.global_store]
-        nbytes = {id(m): m.nbytes for store in stores for maps in store.values() for m in maps}
+        nbytes = {}
+        for store in stores:
+            for maps in store.values():
+                nbytes.update({id(m): m.nbytes for m in maps})
         return sum(nbytes.values())
 
 

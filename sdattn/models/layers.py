@@ -29,7 +29,7 @@ from .families.own import is_own as is_own
 from .families.unet import is_unet as is_unet
 from .family import Family
 from .family import Joined as Joined
-from .pipeline import Model, Pipeline
+from .pipeline import Pipeline
 
 LayerChoice = str | int | tuple[int, int]
 LayerPredicate = Callable[[AttentionLayer], bool] | Callable[[AttentionLayer, Size | None], bool]
@@ -47,7 +47,9 @@ class Denoiser:
 
     @cached_property
     def layers(self) -> list[AttentionLayer]:
-        """Every attention layer, see :func:`find_layers`."""
+        """Every attention layer in running order: in a UNet down, mid, up, with ``attn1`` before
+        ``attn2`` in a block; in a transformer double-stream blocks before single-stream ones; in a
+        custom model the order in which it was built. Raise TypeError for an unknown layer."""
         return self.family.find_layers(unwrapped(self.model))
 
     @property
@@ -102,13 +104,6 @@ def held_model(target: object) -> Any | None:
     return next((part for part in held if part is not None), None)
 
 
-def find_layers(model: Model) -> list[AttentionLayer]:
-    """Return every attention layer in running order: in a UNet down, mid, up, with ``attn1`` before
-    ``attn2`` in a block; in a transformer double-stream blocks before single-stream ones; in a
-    custom model the order in which it was built. Raise TypeError for an unknown model or layer."""
-    return family_of(model).find_layers(unwrapped(model))
-
-
 def joint_order(denoiser: Denoiser) -> Joined:
     """Return the order in which a transformer's joint attention joins text and image; raise
     TypeError for another class of the same name, or a subclass with its own ``forward``."""
@@ -148,7 +143,7 @@ def select_layers(
     """Return the layers in ``found`` that are of one of ``kinds`` and fit one of ``layers``.
 
     Args:
-        found: result of :func:`find_layers`.
+        found: :attr:`Denoiser.layers`.
         layers: None for all; a predicate of an ``AttentionLayer``, or of the layer and
             ``latent_size``; or one or more of: a layer's name, a part of it that starts and ends at
             a dot (``"down_blocks.0"``), a pattern (``"*.attn2"``), a place (``"down"``), a

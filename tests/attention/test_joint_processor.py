@@ -10,7 +10,7 @@ from helpers.matrix_oracle import recorded
 from torch import nn
 
 from sdattn import TorchJointProcessor
-from sdattn.models.layers import find_layers
+from sdattn.models.layers import find_denoiser
 
 CELLS, N_TEXT = 15, 7
 
@@ -40,10 +40,10 @@ def test_fused_projections(kind):
     model = sharp_model(kind)
     given = sharp_inputs(kind, model)
     expected = model(**given).sample
-    for layer in find_layers(model):
+    for layer in find_denoiser(model).layers:
         layer.module.fuse_projections()
         layer.module.set_processor(TorchJointProcessor())
-    for layer in find_layers(model):
+    for layer in find_denoiser(model).layers:
         for name in ("to_q", "to_k", "to_v"):  # nothing of the unfused ones is used
             if hasattr(layer.module, name):
                 getattr(layer.module, name).weight.data.zero_()
@@ -120,7 +120,7 @@ def test_a_controller_sees_the_blocks_that_it_asks_for(kind, options):
     probs, plain = plain_probs(kind)
     assert torch.equal(output, plain)
     image, text = spans_of(kind)
-    for layer in find_layers(model):
+    for layer in find_denoiser(model).layers:
         whole = probs[layer.name]
         if layer.kind == "self":
             expected.append((whole, False, layer.place))
@@ -138,7 +138,7 @@ def first_layer_watched(kind, controller, **options):
     """The first layer's probabilities as they were used, and without a controller."""
     model, given = controlled(kind, controller, **options)
     used = []
-    first = find_layers(model)[0].module.processor
+    first = find_denoiser(model).layers[0].module.processor
     first.watchers.append(lambda call: used.append(call.probs))
     model(**given)
     probs, _ = plain_probs(kind)

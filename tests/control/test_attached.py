@@ -19,7 +19,7 @@ from helpers.unet_rows import UNETS, ip_adapter_weights
 import sdattn
 from sdattn import AttentionStore, CaptureError, CaptureWarning, TorchAttnProcessor
 from sdattn.edit import EmptyControl, register_attention_control
-from sdattn.models.layers import find_layers
+from sdattn.models.layers import find_denoiser
 
 
 def attach(pipe, target=None, **options):
@@ -386,7 +386,7 @@ def test_the_prompts_rows_are_those_of_the_pipelines_layout(name, guided):
     Semantic guidance adds prompts that edit."""
     row = NAMED[name]
     pipe, way = row.make(), row.fitted(Way(prompts=2, guided=guided))
-    for layer in find_layers(pipe.unet):
+    for layer in find_denoiser(pipe.unet).layers:
         layer.module.to_q.weight.data *= 4
     with sdattn.capture(pipe, heads="all") as maps:
         row.run(pipe, way)

@@ -11,7 +11,7 @@ from helpers.tiny_pipelines import make_pipeline
 import sdattn
 from sdattn import AttentionStore
 from sdattn.edit import register_attention_control
-from sdattn.models.layers import find_layers
+from sdattn.models.layers import find_denoiser
 
 
 def pickled(store):
@@ -24,7 +24,7 @@ def by_the_definition(unet, calls, conditional):
     Every layer's softmax(q k^T / sqrt(d)), the rows of the conditional half, heads folded behind
     them, lists by place and kind in the order of execution, the mean over steps.
     """
-    layers = {layer.name: layer for layer in find_layers(unet)}
+    layers = {layer.name: layer for layer in find_denoiser(unet).layers}
     sums = {f"{place}_{kind}": {} for kind in ("cross", "self") for place in ("down", "mid", "up")}
     for name, hidden, text in calls:
         module = layers[name].module
@@ -52,7 +52,7 @@ def by_the_definition(unet, calls, conditional):
 def test_averages_are_those_of_the_published_algorithm(prompts, scale, dtype):
     pipe = make_pipeline().to(dtype)
     calls = []
-    for layer in find_layers(pipe.unet):
+    for layer in find_denoiser(pipe.unet).layers:
 
         def record(_module, args, kwargs, name=layer.name):
             text = args[1] if len(args) > 1 else kwargs.get("encoder_hidden_states")

@@ -16,7 +16,7 @@ from helpers.tiny_pipelines import make_sd15_unet, make_unet
 
 import sdattn
 from sdattn import AttentionStore, CaptureWarning, TorchAttnProcessor
-from sdattn.models.layers import find_layers
+from sdattn.models.layers import find_denoiser
 
 
 @pytest.mark.slow
@@ -44,7 +44,7 @@ def test_one_pass_of_sd15_by_set_attn_processor():
     }
     assert (store.cur_step, store.images, store.latent_size) == (1, 1, (64, 64))
     # what capture() saw is the same, to rounding, and in the same order
-    cross = [layer.name for layer in find_layers(unet) if layer.kind == "cross"]
+    cross = [layer.name for layer in find_denoiser(unet).layers if layer.kind == "cross"]
     assert list(full.maps) == cross
     held = [one for key in shapes for one in store.last_step[key]]
     for seen, theirs in zip(full.maps.values(), held, strict=True):

@@ -14,7 +14,7 @@ from PIL import Image
 
 import sdattn
 from sdattn import AttentionStore, CaptureError, TorchAttnProcessor, TorchJointProcessor
-from sdattn.models.layers import find_layers
+from sdattn.models.layers import find_denoiser
 
 NAMED = {row.name: row for row in TRANSFORMERS if row.joint}
 WAYS = (Way(size=(64, 96)), Way(prompts=2, images=2, size=(64, 96)), Way(guided=False))
@@ -23,7 +23,7 @@ WAYS = (Way(size=(64, 96)), Way(prompts=2, images=2, size=(64, 96)), Way(guided=
 def sharp(row):
     pipe = row.make()
     own_norms(pipe.transformer)
-    for layer in find_layers(pipe.transformer):
+    for layer in find_denoiser(pipe.transformer).layers:
         # Uneven, but not so much that rounding grows with every layer.
         for name in ("norm_q", "norm_added_q"):
             norm = getattr(layer.module, name, None)
@@ -86,7 +86,7 @@ def test_the_stores_maps_are_those_of_a_capture(name, way):
             assert torch.equal(ours, theirs)
     # and what the image pays to itself; SD3.5 has layers that do nothing else
     own = store.get_average_attention()
-    selfs = [layer for layer in find_layers(pipe.transformer) if layer.kind == "self"]
+    selfs = [layer for layer in find_denoiser(pipe.transformer).layers if layer.kind == "self"]
     assert sum(len(own[f"{place}_self"]) for place in places) == len(joint) + len(selfs)
     for place in places:
         pairs = zip(own[f"{place}_self"], own[f"{place}_cross"], strict=True)

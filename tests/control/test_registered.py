@@ -35,7 +35,7 @@ from sdattn.edit import (
     LocalBlend,
     register_attention_control,
 )
-from sdattn.models.layers import find_denoiser, find_layers
+from sdattn.models.layers import find_denoiser
 
 NOISE = torch.Generator().manual_seed(5)
 INPUTS = (
@@ -65,7 +65,7 @@ def sharp(name):
         return pipe
     own_norms(pipe.transformer)
     if name == "Stable Diffusion 3":
-        for layer in find_layers(pipe.transformer):
+        for layer in find_denoiser(pipe.transformer).layers:
             layer.module.to_q.weight.data *= 4
     return pipe
 
@@ -121,7 +121,7 @@ def test_every_way_of_editing_is_understood(name):
             images.append(row.run(pipe, WAY))
     assert (images[0] == images[1]).all() and (images[0] == images[2]).all()
     assert abs(images[0] - plain).max() > 1e-4
-    layers = find_layers(find_denoiser(pipe).model)
+    layers = find_denoiser(pipe).layers
     calls = [(la.place, kind) for la in layers for kind in IS_CROSS[la.kind]]
     for controller in controllers:
         assert controller.num_att_layers == len(calls)
@@ -196,13 +196,13 @@ def test_prompt_to_prompt_makes_the_targets_attention_the_sources(name):
     control = kind(prompts, 2, 1.0, 1.0, guidance="batch", max_self_queries=24)
     seen = {}
     with register_attention_control(pipe, control):
-        for layer in find_layers(pipe.transformer):
+        for layer in find_denoiser(pipe.transformer).layers:
             note = lambda call, name=layer.name: seen.setdefault(name, call.probs)  # noqa: E731
             layer.module.processor.watchers.append(note)
         with capture(pipe) as store:
             row.run(pipe, WAY, **options, output_type="latent")
     assert (control.cur_step, control.images, store.images) == (2, 2, 2)
-    assert len(seen) == len(find_layers(pipe.transformer))
+    assert len(seen) == len(find_denoiser(pipe.transformer).layers)
     for probs in seen.values():  # in the prompts' pass
         rows = slice(0, 24) if name == "Stable Diffusion 3" else slice(store.n_text, None)
         # a word swap maps columns one to one, so that the whole row is the source's
@@ -318,7 +318,7 @@ def test_a_resolution_that_no_layer_has_is_refused_in_the_first_pass():
 def test_joint_layers_that_a_registration_leaves_alone(kind):
     model = sharp_model(kind)
     store = AttentionStore(pipeline=model, guidance=None)
-    chosen = [layer.name for layer in find_layers(model) if layer.kind == "joint"][:1]
+    chosen = [layer.name for layer in find_denoiser(model).layers if layer.kind == "joint"][:1]
     given = sharp_inputs(kind, model)
     plain = model(**given).sample
     with register_attention_control(model, store, layers=chosen):

@@ -14,7 +14,7 @@ from helpers.tiny_pipelines import make_pipeline
 from sdattn import TorchAttnProcessor
 from sdattn.control import knockouts as causes
 from sdattn.control.removal import Removal, without_columns
-from sdattn.models.layers import find_denoiser, find_layers
+from sdattn.models.layers import find_denoiser
 
 PROMPT = "a red cat and a dog"
 FAST = {"num_inference_steps": 2, "height": 64, "width": 96}
@@ -73,7 +73,7 @@ def masked(pipe, chosen, columns_of_row, during):
 
     model = find_denoiser(pipe).model
     hook = model.register_forward_pre_hook(count)
-    for layer in filter(chosen, find_layers(model)):
+    for layer in filter(chosen, find_denoiser(model).layers):
         of_row = lambda batch: columns_of_row(batch) if passes - 1 in during else {}  # noqa: E731
         layer.module.set_processor(Masked(layer.module.processor, of_row))
     yield
@@ -166,7 +166,7 @@ def test_other_layers_keep_their_processors():
     hook.remove()
     chosen = {
         f"{layer.name}.processor"
-        for layer in find_layers(pipe.unet)
+        for layer in find_denoiser(pipe.unet).layers
         if layer.kind == "cross" and layer.level == 1
     }
     assert len(chosen) == 5

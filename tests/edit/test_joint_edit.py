@@ -24,7 +24,7 @@ from sdattn.models import Edits
 from sdattn.models.denoiser_call import innermost
 from sdattn.models.facts import is_guided, model_passes
 from sdattn.models.families import edits_of
-from sdattn.models.layers import AttentionLayer, find_layers
+from sdattn.models.layers import AttentionLayer, find_denoiser
 from sdattn.runs.folder import load_run
 
 WHOLE = {"cross_replace_steps": 1.0, "self_replace_steps": 1.0}
@@ -39,7 +39,7 @@ def test_a_capture_around_an_edit_leaves_its_bits(name):
     with sdattn.capture(pipe) as store, pytest.warns(UserWarning, match="replaced inside capture"):
         watched = edit(pipe, SOURCE, TARGET, **options)
     assert same(watched.images, alone.images) == [True, True]
-    assert len(store.maps) == len(find_layers(pipe.transformer))
+    assert len(store.maps) == len(find_denoiser(pipe.transformer).layers)
     after = pipe.transformer.attn_processors
     assert all(after[key] is before[key] for key in before)
 
@@ -60,7 +60,7 @@ def test_layers_of_the_familys_depth_take_the_sources_attention_and_no_others(na
 
     hooks = [
         layer.module.register_forward_hook(watch(layer.name), with_kwargs=True)
-        for layer in find_layers(pipe.transformer)
+        for layer in find_denoiser(pipe.transformer).layers
     ]
     edit(pipe, SOURCE, TARGET, **WHOLE, **options)
     for hook in hooks:
@@ -124,7 +124,7 @@ def test_an_image_inverted_by_the_flow_is_the_source_of_its_edit():
 
 def test_layers_that_call_a_controller_can_be_chosen():
     pipe, options = made("SD3")
-    everything = find_layers(pipe.transformer)
+    everything = find_denoiser(pipe.transformer).layers
     calls = []
 
     def control(attn, is_cross, place):

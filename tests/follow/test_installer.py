@@ -9,7 +9,7 @@ from helpers.tiny_pipelines import make_pipeline, make_small_unet
 from sdattn import AttentionStore, CaptureError, CaptureWarning, capture
 from sdattn.edit import register_attention_control
 from sdattn.follow.installer import Installation
-from sdattn.models.layers import find_layers
+from sdattn.models.layers import find_denoiser
 
 INPUTS = torch.ones(1, 4, 16, 16), 5, torch.linspace(-1, 1, 77 * 32).reshape(1, 77, 32)
 MID = "mid_block.attentions.0.transformer_blocks.0.attn2"
@@ -110,7 +110,7 @@ def test_an_observer_that_a_user_sets_again_counts_once():
 
 def test_an_installation_ends_whatever_went_wrong():
     unet = make_unet()
-    layers, before = find_layers(unet), unet.attn_processors
+    layers, before = find_denoiser(unet).layers, unet.attn_processors
     with pytest.raises(RuntimeError, match="boom"), Installation(layers[:3]) as installed:
         layers[0].module.set_processor(AttnProcessor())  # by a user
         installed.put(layers[1], AttnProcessor())
@@ -125,7 +125,7 @@ def test_an_installation_ends_whatever_went_wrong():
 
 def test_a_layer_that_is_left_keeps_what_it_holds():
     unet = make_unet()
-    layer, mine = find_layers(unet)[0], AttnProcessor()
+    layer, mine = find_denoiser(unet).layers[0], AttnProcessor()
     installed = Installation()
     installed.put(layer, AttnProcessor())
     layer.module.set_processor(mine)

@@ -18,7 +18,7 @@ from helpers.video_rows import ltx
 
 from sdattn import AttentionStore, CaptureError, capture
 from sdattn.keep.keep import Keep
-from sdattn.models.layers import find_layers
+from sdattn.models.layers import find_denoiser
 
 MID = "mid_block.attentions.0.transformer_blocks.0.attn2"
 
@@ -92,7 +92,7 @@ def test_a_part_of_the_schedule_holds_no_more_than_the_mean(steps, number):
     pipe = small_pipeline()
     with capture(pipe) as mean, capture(pipe, steps=steps) as some:
         run(pipe, num_inference_steps=number)
-    layers = [layer for layer in find_layers(pipe.unet) if layer.kind == "cross"]
+    layers = [layer for layer in find_denoiser(pipe.unet).layers if layer.kind == "cross"]
     said = Keep.of(steps=steps).nbytes(layers, (16, 16), 77, passes=number)
     assert some.nbytes == some.expected_nbytes == mean.nbytes == mean.expected_nbytes == said
 

@@ -20,7 +20,7 @@ from PIL import Image
 
 import sdattn
 from sdattn import TorchAttnProcessor, capture
-from sdattn.models.layers import find_layers
+from sdattn.models.layers import find_denoiser
 from sdattn.models.pipeline_call import turn
 
 PROMPT = "a red cat"
@@ -93,7 +93,7 @@ def test_a_capture_sees_the_calls_of_its_own_thread(kind, watched):
         return image, dict(store.maps)
 
     expected, beside = call(own, True), call(other, watched == "both")
-    layers = [layer.module for layer in find_layers(model)][:4]
+    layers = [layer.module for layer in find_denoiser(model).layers][:4]
     layers = layers[:1] if watched == "both" else layers
     found = meanwhile(layers, lambda: call(other, watched == "both"))
     during = call(own, True)
@@ -117,7 +117,7 @@ def test_image_prompts_of_another_thread_are_not_taken_for_those_of_this():
         return dict(store.maps) if captured else {}
 
     expected = maps(own)
-    layers = [layer.module for layer in find_layers(unet) if layer.kind == "cross"][:2]
+    layers = [layer.module for layer in find_denoiser(unet).layers if layer.kind == "cross"][:2]
     meanwhile(layers, lambda: maps(other, captured=False))
     found = maps(own)
     assert all(torch.equal(found[name], one) for name, one in expected.items())

@@ -4,7 +4,7 @@ import math
 
 import torch
 
-from sdattn.models.layers import find_layers
+from sdattn.models.layers import find_denoiser
 
 PROMPT = "a red cat"
 
@@ -17,7 +17,7 @@ def run(pipe, prompt=PROMPT, **options):
 
 def record_inputs(unet):
     """(hooks, record): what each cross-attention layer was called with, pass by pass."""
-    record = {layer.name: [] for layer in find_layers(unet) if layer.kind == "cross"}
+    record = {layer.name: [] for layer in find_denoiser(unet).layers if layer.kind == "cross"}
 
     def keep(name):
         def hook(_module, args, kwargs):
@@ -53,6 +53,6 @@ def assert_untouched(unet, before):
     after = unet.attn_processors
     assert all(after[name] is before[name] for name in before)
     assert not unet._forward_pre_hooks
-    for layer in find_layers(unet):
+    for layer in find_denoiser(unet).layers:
         assert not layer.module.to_q._forward_hooks
         assert not layer.module.to_k._forward_hooks

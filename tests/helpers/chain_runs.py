@@ -5,7 +5,7 @@ import torch
 import sdattn
 from helpers.tiny_pipelines import make_pipeline, make_unet
 from sdattn import AttentionStore, TorchAttnProcessor
-from sdattn.models.layers import find_layers
+from sdattn.models.layers import find_denoiser
 
 CROSS = ("down_cross", "mid_cross", "up_cross")
 # 6 + 1 + 9 layers; heads and queries of make_unet() at 128x192 pixels, 16x24 cells
@@ -16,7 +16,7 @@ UP = [(4, 24)] * 3 + [(4, 96)] * 3 + [(2, 384)] * 3
 def make_pipe(unet=None):
     """Sharper attention than at random, so that maps which are mixed up differ."""
     pipe = make_pipeline(unet=unet or make_unet())
-    for layer in find_layers(pipe.unet):
+    for layer in find_denoiser(pipe.unet).layers:
         layer.module.to_q.weight.data *= 4
     return pipe
 

@@ -5,7 +5,7 @@ import torch
 from helpers.joint_models import MODELS, inputs
 from helpers.transformer_rows import own_norms, sd3
 from sdattn import TorchJointProcessor
-from sdattn.models.layers import find_layers
+from sdattn.models.layers import find_denoiser
 
 NAMES = (*MODELS, "SD3.5")
 
@@ -17,7 +17,7 @@ def sharp_model(kind, dtype=torch.float32):
     else:
         model = own_norms(MODELS[kind]().transformer)
     if kind == "SD3":
-        for layer in find_layers(model):
+        for layer in find_denoiser(model).layers:
             for name in ("to_q", "to_k", "add_q_proj", "add_k_proj"):
                 getattr(layer.module, name).weight.data *= 4
     return model.to(dtype)
@@ -48,7 +48,7 @@ def spans_of(kind, cells=15, n_text=7):
 def controlled(kind, controller, batch=2, **options):
     """(model, inputs) with a controller in each layer, SD3.5's self-attention included."""
     model = sharp_model(kind)
-    for layer in find_layers(model):
+    for layer in find_denoiser(model).layers:
         spans = spans_of(kind)
         if layer.kind == "self":
             spans = spans[0], slice(0, 0)
@@ -60,7 +60,7 @@ def controlled(kind, controller, batch=2, **options):
 def shown(model):
     """layer name -> the probabilities that its processor shows; ours, if it has another."""
     found = {}
-    for layer in find_layers(model):
+    for layer in find_denoiser(model).layers:
         if not isinstance(layer.module.processor, TorchJointProcessor):
             layer.module.set_processor(TorchJointProcessor())
         watchers = layer.module.processor.watchers

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.nn.functional import pad
 
-from sdattn.models.layers import TEXT_KINDS, find_denoiser, find_layers
+from sdattn.models.layers import TEXT_KINDS, find_denoiser
 from sdattn.models.running_call import running_call
 
 
@@ -45,7 +45,7 @@ def recorded(model, kinds=TEXT_KINDS, what=probabilities):
 
     hooks = []
     models = model if isinstance(model, list) else [model]
-    layers = [layer for one in models for layer in find_layers(one)]
+    layers = [layer for one in models for layer in find_denoiser(one).layers]
     for layer in (one for one in layers if one.kind in kinds):
         module = layer.module
         hooks.append(module.register_forward_pre_hook(lambda *_, n=layer.name: running.append(n)))

@@ -24,7 +24,7 @@ from helpers.tiny_pipelines import make_pipeline, make_sdxl_pipeline, make_unet
 import sdattn.look.attended
 from sdattn import CaptureError, CaptureWarning, TorchAttnProcessor, capture, generate
 from sdattn.models.family import Family
-from sdattn.models.layers import find_layers
+from sdattn.models.layers import find_denoiser
 
 MID = "mid_block.attentions.0.transformer_blocks.0.attn2"
 
@@ -47,7 +47,7 @@ class OwnProcessor:
 
 def ip_adapter(unet):
     processors = {}
-    for layer in find_layers(unet):
+    for layer in find_denoiser(unet).layers:
         processor = AttnProcessor2_0()
         if layer.kind == "cross":
             torch.manual_seed(len(processors))
@@ -58,7 +58,7 @@ def ip_adapter(unet):
 
 
 def fuse(unet):
-    for layer in find_layers(unet):
+    for layer in find_denoiser(unet).layers:
         layer.module.fuse_projections()
     unet.set_attn_processor(FusedAttnProcessor2_0())
 
@@ -236,7 +236,7 @@ def test_layers_that_never_ran_are_named(tiny_unet):
 
     block = tiny_unet.mid_block.attentions[0].transformer_blocks[0]
     layer, block.attn2 = block.attn2, Skipping()
-    layers = find_layers(make_unet())
+    layers = find_denoiser(make_unet()).layers
     assert len(layers) == 32
     block.attn2 = layer
     tiny_unet.mid_block.attentions[0].forward = lambda hidden, **_: (hidden,)

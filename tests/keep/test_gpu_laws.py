@@ -12,7 +12,7 @@ from helpers.unet_rows import sd2
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import sdattn
-from sdattn.models.layers import find_denoiser, find_layers
+from sdattn.models.layers import find_denoiser
 
 HALVES = (torch.float16, torch.bfloat16)
 NAMED = {row.name: row for row in ROWS}
@@ -41,7 +41,9 @@ def test_the_laws_in_half_types(row, dtype, device):
         watched = row.run(pipe, way)
     assert same(plain, watched)
     assert all(module.processor is before[module] for module in before)
-    texts = [layer.name for layer in find_layers(model) if layer.kind in ("cross", "joint")]
+    texts = [
+        layer.name for layer in find_denoiser(model).layers if layer.kind in ("cross", "joint")
+    ]
     assert list(store.maps) == texts
     lengths = None if row.lengths is None else row.lengths(pipe, way)
     for name, maps in store.maps.items():

@@ -16,7 +16,7 @@ from helpers.matrix_oracle import expected_maps, processors, run_recorded
 from helpers.rows import PROMPTS
 
 from sdattn import CaptureError, CaptureWarning, capture, heatmaps
-from sdattn.models.layers import find_denoiser, find_layers
+from sdattn.models.layers import find_denoiser
 
 DECODED = {"output_type": "np"}  # in the first way; in others latents are compared
 LOSSY = ("fused", torch.bfloat16)  # ways of changing a pipeline that are not undone
@@ -87,7 +87,9 @@ def test_the_seven_laws(row, processor, way):
 
         # 2: what is shown is what was used, also of attention that is nearly even: tiny random
         # weights give maps whose spread is a few thousandths
-        texts = {layer.name for layer in find_layers(model) if layer.kind in ("cross", "joint")}
+        texts = {
+            layer.name for layer in find_denoiser(model).layers if layer.kind in ("cross", "joint")
+        }
         assert set(store.maps) == texts  # 4: never silently empty
         assert len(texts) == row.layers
         lengths = None if row.lengths is None else row.lengths(pipe, way)
@@ -148,7 +150,10 @@ def test_where_cells_and_the_text_looked(row):
     way = row.fitted(WAYS[0])
     with pipeline(row, "own", way.dtype) as pipe:
         model, (plain, record, calls) = find_denoiser(pipe).model, first_run(row)[1]
-        cells, kinds = spots_of(row, way), {one.name: one.kind for one in find_layers(model)}
+        cells, kinds = (
+            spots_of(row, way),
+            {one.name: one.kind for one in find_denoiser(model).layers},
+        )
         asked = [{"queries": cells}] if {"self", "joint"} & {*kinds.values()} else []
         if row.joint and not row.in_parts:
             asked += [{"queries": "text"}, {"queries": "text", "keys": "text"}]

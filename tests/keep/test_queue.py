@@ -13,7 +13,7 @@ from sdattn import CaptureError, CaptureWarning, capture
 from sdattn.attention import plain
 from sdattn.keep import sums as queue
 from sdattn.look.attended import Projected
-from sdattn.models.layers import find_layers
+from sdattn.models.layers import find_denoiser
 
 TIMES = 900, 500, 100
 UP = "up_blocks.2.attentions.1.transformer_blocks.0.attn2"
@@ -105,7 +105,7 @@ def test_rows_of_one_branch_are_chosen_when_they_are_computed(unet, groups):
 @pytest.mark.parametrize("skipped", [1, 4])
 def test_layers_that_a_cache_skips_are_left_out_of_their_group(unet, groups, steps, skipped):
     """Two groups of other layers than before share no sums, nor does one that was alone."""
-    names = [layer.name for layer in find_layers(unet) if layer.kind == "cross"]
+    names = [layer.name for layer in find_denoiser(unet).layers if layer.kind == "cross"]
     names = [name for name in names if unet.get_submodule(name).inner_dim == 8]
     layers = [unet.get_submodule(name) for name in names[:skipped]]
     hooks, record = record_inputs(unet)
@@ -165,7 +165,7 @@ def test_a_query_that_is_written_into_later_is_said_when_maps_are_read(unet):
 
 def test_maps_read_while_the_model_runs_have_all_that_ran(unet):
     """A hook behind the last layer reads the first one's map."""
-    first, *_, last = [layer for layer in find_layers(unet) if layer.kind == "cross"]
+    first, *_, last = [layer for layer in find_denoiser(unet).layers if layer.kind == "cross"]
     read = []
     with torch.no_grad(), capture(unet) as store:
         last.module.register_forward_hook(lambda *_: read.append(store.maps[first.name]))

@@ -13,7 +13,7 @@ from sdattn import CaptureError, MapStore, TorchAttnProcessor
 from sdattn.follow.installer import Installation
 from sdattn.keep.keep import Keep
 from sdattn.keep.recorders import Recorded, Recorder, Recorders, can_record
-from sdattn.models.layers import find_layers
+from sdattn.models.layers import find_denoiser
 
 HEADS, CELLS, KEYS, WIDTH = 2, 6, 5, 8
 GENERATOR = torch.Generator().manual_seed(0)
@@ -90,7 +90,7 @@ def test_another_shape_than_was_expected_is_refused():
 def recorded(calls=2, keep=None):
     """A store, what is recorded, and the UNet whose layers do."""
     unet = make_small_unet()
-    layers = [layer for layer in find_layers(unet) if layer.name in CROSS]
+    layers = [layer for layer in find_denoiser(unet).layers if layer.name in CROSS]
     store = MapStore(layers, Keep.of() if keep is None else keep)
     found, installed = Recorders(), Installation()
     found.put(installed, unet, layers)
@@ -162,7 +162,7 @@ def test_another_thread_is_refused_where_there_are_recorders():
 def test_what_can_be_recorded(options, processor, expected):
     unet = make_small_unet()
     unet.set_attn_processor(processor())
-    layers = [layer for layer in find_layers(unet) if layer.kind == "cross"]
+    layers = [layer for layer in find_denoiser(unet).layers if layer.kind == "cross"]
     assert can_record(unet, layers, Keep.of(**options)) is expected
 
 

@@ -21,7 +21,7 @@ from helpers.unet_rows import ip_adapter, learned_token, with_image_prompts
 
 import sdattn
 from sdattn import CaptureError, CaptureWarning, capture
-from sdattn.models.layers import find_denoiser, find_layers
+from sdattn.models.layers import find_denoiser
 
 NAMED = {row.name: row for row in ROWS}
 PROMPT = "a red cat"
@@ -500,7 +500,7 @@ def test_free_init_is_named():
 def test_layers_that_cannot_be_captured_are_listed_but_not_chosen():
     sana, video = NAMED["Sana"].make(), NAMED["AnimateDiff"].make()
     for pipe, kind in ((sana, "linear"), (video, "temporal")):
-        layers = find_layers(find_denoiser(pipe).model)
+        layers = find_denoiser(pipe).layers
         assert kind in {layer.kind for layer in layers}
         with pytest.raises(ValueError, match="pass a tuple of"), capture(pipe, kinds=(kind,)):
             pass

@@ -10,7 +10,7 @@ from helpers.padded_rows import cogview4, hunyuan_dit, krea2, lumina2, z_image
 
 import sdattn
 from sdattn import AttentionStore, TorchJointProcessor
-from sdattn.models.layers import find_layers
+from sdattn.models.layers import find_denoiser
 
 SIZE = {"height": 64, "width": 96, "num_inference_steps": 1}
 LONGCAT = {"enable_prompt_rewrite": False}
@@ -38,7 +38,7 @@ def test_an_open_processor_makes_the_same_image(make):
     options = {**SIZE, **KNOWN[make], "output_type": "np", "prompt": "a red cat"}
     images = []
     for is_open in (False, True):
-        for layer in find_layers(pipe.transformer) if is_open else ():
+        for layer in find_denoiser(pipe.transformer).layers if is_open else ():
             layer.module.set_processor(TorchJointProcessor())
         generator = torch.Generator().manual_seed(0)
         images.append(pipe(**options, generator=generator).images)

@@ -10,7 +10,7 @@ from helpers.joint_parity import NAMES, controlled, sharp_inputs, sharp_model, s
 from sdattn import TorchJointProcessor, capture
 from sdattn.models import register, unregister
 from sdattn.models.families import registered
-from sdattn.models.layers import find_layers
+from sdattn.models.layers import find_denoiser
 
 
 @pytest.mark.parametrize("kind", NAMES)
@@ -68,7 +68,7 @@ def test_another_text_is_asked_about_without_the_controller(kind):
         plain_model(**given)
     with capture(model, text_states=other) as store:
         model(**given)
-    assert len(calls) == len(find_layers(model))
+    assert len(calls) == len(find_denoiser(model).layers)
     for name, theirs in plain.maps.items():
         torch.testing.assert_close(store.maps[name], theirs, atol=1e-5, rtol=0)
 

@@ -13,7 +13,7 @@ from helpers.unet_rows import lora
 
 from sdattn import TorchAttnProcessor, capture, generate, heatmaps
 from sdattn.look.other_text import encode_text
-from sdattn.models.layers import find_layers
+from sdattn.models.layers import find_denoiser
 
 PROMPT = "a red cat"
 SMALL = {"num_inference_steps": 2, "height": 64, "width": 96, "guidance_scale": 5.0}
@@ -26,7 +26,7 @@ def run(pipe, prompt=PROMPT, **options):
 
 
 def fuse(unet):
-    for layer in find_layers(unet):
+    for layer in find_denoiser(unet).layers:
         layer.module.fuse_projections()
     unet.set_attn_processor(FusedAttnProcessor2_0())
 
@@ -66,7 +66,7 @@ def test_another_text_gets_the_softmax_of_its_own_keys(texts, norm_cross):
     unet = make_unet()
     inputs = torch.randn(2, 4, 16, 24), 500, torch.randn(2, 77, 32)
     states, queries = torch.randn(texts, 9, 32), {}
-    cross = [layer for layer in find_layers(unet) if layer.kind == "cross"]
+    cross = [layer for layer in find_denoiser(unet).layers if layer.kind == "cross"]
     for layer in cross:
         if norm_cross:
             layer.module.norm_cross = torch.nn.LayerNorm(32, eps=0.5)

@@ -12,7 +12,7 @@ from torch import nn
 
 from sdattn import capture
 from sdattn.look.projections import by_name
-from sdattn.models.layers import find_layers
+from sdattn.models.layers import find_denoiser
 
 MID = "mid_block.attentions.0.transformer_blocks.0.attn2"
 TEXT = torch.linspace(-1, 1, 77 * 32).reshape(1, 77, 32)
@@ -125,7 +125,7 @@ def test_a_call_that_nobody_keeps_is_not_looked_at(tiny_unet):
         layer(torch.randn(1, 1, layer.to_q.in_features), encoder_hidden_states=TEXT)  # by itself
     assert store.kept_passes == 1
     assert store.sums[MID].calls == 1
-    assert len(find_layers(tiny_unet)) == 32
+    assert len(find_denoiser(tiny_unet).layers) == 32
 
 
 def test_arguments_have_the_names_of_the_processor_or_diffusers():

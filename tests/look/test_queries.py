@@ -17,7 +17,7 @@ from helpers.transformer_rows import sd3
 from sdattn import CaptureError, TorchAttnProcessor, capture
 from sdattn.look.attended import GivenProbs
 from sdattn.look.queries import Queries
-from sdattn.models.layers import AttentionLayer, find_layers
+from sdattn.models.layers import AttentionLayer, find_denoiser
 
 SIZE, CELLS = (9, 15), [(5, 14), (8, 2)]  # halved three times, rounding up: 5x8, 3x4, 2x2
 GRIDS = {135: (9, 15), 40: (5, 8), 12: (3, 4), 4: (2, 2)}
@@ -172,7 +172,7 @@ def test_what_a_controller_left_of_self_attention_is_shown(tiny_unet):
             probs[:, 0] = 0.25
             probs[..., 1] = 0
 
-    for layer in find_layers(tiny_unet):
+    for layer in find_denoiser(tiny_unet).layers:
         made = TorchAttnProcessor(edit, layer.place)
         made.watchers.append(lambda call, name=layer.name: used.update({name: call.probs}))
         layer.module.set_processor(made)

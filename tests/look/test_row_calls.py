@@ -21,7 +21,7 @@ from sdattn.look.output_space import OutputSpace
 from sdattn.look.row_orders import RowCalls, as_one_call, with_every_query
 from sdattn.look.sdpa import SdpaWatch
 from sdattn.models.facts import cell_size, default_frames, default_size, frame_rate, frame_unit
-from sdattn.models.layers import find_layers
+from sdattn.models.layers import find_denoiser
 
 CELLS, HEADS, WIDTH = 5, 2, 8
 MASK = torch.tensor([[1, 1, 0, 0, 0, 0], [1, 1, 1, 1, 1, 1], [0, 1, 0, 1, 1, 0], [0] * 6]).bool()
@@ -156,11 +156,11 @@ def test_a_negative_prompt_that_is_masked_away_has_empty_columns():
 
 
 def held(pipe):
-    return [layer.module.processor for layer in find_layers(pipe.transformer)]
+    return [layer.module.processor for layer in find_denoiser(pipe.transformer).layers]
 
 
 def test_layers_without_set_processor_hold_what_they_held(pipe):
-    layer = find_layers(pipe.transformer)[0].module
+    layer = find_denoiser(pipe.transformer).layers[0].module
     assert not hasattr(layer, "set_processor")
     before = held(pipe)
     first, second = capture(pipe), capture(pipe, layers=FIRST)

@@ -20,7 +20,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from sdattn import CaptureError, TorchAttnProcessor, capture
 from sdattn.look.unknown_processors import is_plain
-from sdattn.models.layers import find_denoiser, find_layers
+from sdattn.models.layers import find_denoiser
 
 MID = "mid_block.attentions.0.transformer_blocks.0.attn2"
 
@@ -263,7 +263,7 @@ def test_one_that_shows_its_probabilities_twice_is_named():
 def test_the_processors_of_every_pipeline_are_plain(row):
     """They pay nothing for the others, which rotate their queries. Joint attention is seen in a way
     of its own."""
-    layers = find_layers(find_denoiser(row.make()).model)
+    layers = find_denoiser(row.make()).layers
     watched = [one.module for one in layers if one.kind in ("cross", "self")]
     for one in watched:
         taken = inspect.signature(one.processor.__call__).parameters

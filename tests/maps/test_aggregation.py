@@ -22,7 +22,7 @@ from sdattn.keep.keep import Keep
 from sdattn.maps.aggregation import MOST_CELLS, aggregate, contrast, refining, spread
 from sdattn.maps.layermaps import LayerMap, LayerMaps
 from sdattn.maps.presets import PRESETS, Preset, preset_of
-from sdattn.models.layers import find_layers, select_layers
+from sdattn.models.layers import find_denoiser, select_layers
 
 PROMPTS = ["a red cat and a turquoise dog", "dog dog"]
 # 32x48 cells at level 0, then 16x24, 8x12 and 4x6
@@ -37,7 +37,7 @@ def make_pipe():
         up_block_types=("CrossAttnUpBlock2D",) * 4,
         attention_head_dim=(1, 2, 4, 2),
     )
-    for layer in find_layers(unet):
+    for layer in find_denoiser(unet).layers:
         layer.module.to_q.weight.data *= 4
     return make_pipeline(unet=unet)
 
@@ -301,7 +301,7 @@ REFINED_OPTIONS = {"height": 264, "width": 320, "num_inference_steps": 2, "guida
 def refined_runs():
     """A pipeline, its runs, and every step and head of one of them in float64."""
     unet = make_unet()
-    for layer in find_layers(unet):
+    for layer in find_denoiser(unet).layers:
         layer.module.to_q.weight.data *= 4
     pipe = make_pipeline(unet=unet)
     generators = [torch.Generator().manual_seed(3 + i) for i in range(2)]
@@ -382,7 +382,7 @@ def test_an_affinity_by_hand():
 
 def chosen(pipe, size):
     """(self, cross) of a run whose latent has that size."""
-    layers = select_layers(find_layers(pipe.unet), refining(pipe), ("cross", "self"), size)
+    layers = select_layers(find_denoiser(pipe.unet).layers, refining(pipe), ("cross", "self"), size)
     return [la for la in layers if la.kind == "self"], [la for la in layers if la.kind == "cross"]
 
 

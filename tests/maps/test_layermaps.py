@@ -13,7 +13,7 @@ from sdattn import CaptureError, capture, generate, heatmaps
 from sdattn.maps.details import details_of
 from sdattn.maps.layermaps import LayerMap, LayerMaps, layer_maps, resize_maps
 from sdattn.maps.presets import PRESETS, preset_of
-from sdattn.models.layers import find_denoiser, find_layers
+from sdattn.models.layers import find_denoiser
 
 PROMPT = "a red cat"
 SMALL = {"num_inference_steps": 4, "height": 64, "width": 96}
@@ -89,7 +89,7 @@ def test_the_maps_are_the_mean_of_the_calls_that_are_kept_and_read(
 
 def test_the_affinity_is_the_mean_of_the_finest_self_attention(everything):
     found = layer_maps(everything, preset_of("default", "self"))
-    layers = [one for one in find_layers(make_pipeline().unet) if one.kind == "self"]
+    layers = [one for one in find_denoiser(make_pipeline().unet).layers if one.kind == "self"]
     finest = [one for one in layers if one.level == 0]
     assert len(finest) == 5
     expected = sum(everything.maps[one.name][:, 2:].double().mean((1, 2)) for one in finest) / 5

@@ -19,7 +19,7 @@ import sdattn
 from demos.moving import goes_right
 from sdattn.loading.pipelines import LENT
 from sdattn.models.demos import DEMOS, HOME, demo_named, demo_of
-from sdattn.models.layers import find_layers
+from sdattn.models.layers import find_denoiser
 from sdattn.runs.report import report
 
 UNET_PLACES = ["down"] * 6 + ["mid"] + ["up"] * 9
@@ -107,7 +107,7 @@ def test_it_is_a_small_pipeline_of_diffusers(pipes, name):
     parts = {part: type(one).__name__ for part, one in pipes[name].components.items() if one}
     assert parts == KINDS[name].parts
     assert demo_of(pipes[name]) is demo_named(name)
-    layers = find_layers(denoiser_of(pipes[name]))
+    layers = find_denoiser(denoiser_of(pipes[name])).layers
     places = [one.place for one in layers if one.kind in ("cross", "joint")]
     assert places == KINDS[name].places
 

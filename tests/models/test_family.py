@@ -28,7 +28,7 @@ import sdattn
 from sdattn.models import Family, Names, register, unregister
 from sdattn.models.encoders import read_clip
 from sdattn.models.families import closest, family_of, registered
-from sdattn.models.layers import find_denoiser, find_layers
+from sdattn.models.layers import find_denoiser
 from sdattn.models.parts import Guidance
 
 WIDTH, HEADS, N_TEXT, ROWS_COLS = 16, 2, 5, (3, 4)
@@ -205,9 +205,9 @@ def test_without_its_record_it_is_refused_by_name(known):
         assert "FLUX.1 (FluxTransformer2DModel)" in str(refused.value)
         assert "Toy (" not in str(refused.value)
         with pytest.raises(TypeError, match="ToyTransformer.*family"):
-            find_layers(ToyTransformer())
+            list(find_denoiser(ToyTransformer()).layers)
         register(TOY)
-        assert len(find_layers(ToyTransformer())) == 2
+        assert len(find_denoiser(ToyTransformer()).layers) == 2
         with pytest.raises(TypeError, match=r"(?s)a Linear, .*Toy \(ToyTransformer\)"):
             find_denoiser(nn.Linear(1, 1))
         unregister(TOY)
@@ -248,7 +248,7 @@ def test_a_name_that_another_family_has_is_refused(changes):
 def test_attention_in_an_unknown_place_is_named(known):
     known(replace(TOY, layers={"blocks.0.attn": ("double", "joint")}))
     with pytest.raises(TypeError, match=r"blocks\.1\.attn.*ToyAttention"):
-        find_layers(ToyTransformer())
+        list(find_denoiser(ToyTransformer()).layers)
 
 
 @pytest.mark.parametrize("frames", [1, 3])

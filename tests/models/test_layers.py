@@ -8,7 +8,7 @@ import torch
 from helpers.tiers import tiered
 from helpers.tiny_pipelines import make_sdxl_pipeline, make_unet
 
-from sdattn.models.layers import find_denoiser, find_layers, select_layers
+from sdattn.models.layers import find_denoiser, select_layers
 
 PLACES_OF_SD1 = (
     [f"down_blocks.{block}.attentions.{i}" for block in (0, 1, 2) for i in (0, 1)]
@@ -22,7 +22,7 @@ def names(layers):
 
 
 def test_sd1_has_its_32_layers_in_execution_order(tiny_unet):
-    assert names(find_layers(tiny_unet)) == [
+    assert names(find_denoiser(tiny_unet).layers) == [
         f"{place}.transformer_blocks.0.attn{i}" for place in PLACES_OF_SD1 for i in (1, 2)
     ]
 
@@ -31,7 +31,7 @@ def test_execution_order_is_the_order_of_calls(tiny_unet):
     import torch
 
     called = []
-    found = find_layers(tiny_unet)
+    found = find_denoiser(tiny_unet).layers
     for layer in found:
         layer.module.register_forward_hook(lambda *_, name=layer.name: called.append(name))
     tiny_unet(torch.randn(1, 4, 16, 16), 1, torch.randn(1, 77, 32))
@@ -39,7 +39,7 @@ def test_execution_order_is_the_order_of_calls(tiny_unet):
 
 
 def test_layers_know_kind_level_and_heads(tiny_unet):
-    found = {layer.name: layer for layer in find_layers(tiny_unet)}
+    found = {layer.name: layer for layer in find_denoiser(tiny_unet).layers}
     first = found["down_blocks.0.attentions.1.transformer_blocks.0.attn1"]
     assert (first.kind, first.place, first.level, first.heads) == ("self", "down", 0, 2)
     up = found["up_blocks.2.attentions.0.transformer_blocks.0.attn2"]
@@ -63,13 +63,13 @@ def test_layers_know_kind_level_and_heads(tiny_unet):
     ],
 )
 def test_selections(tiny_unet, choice, count):
-    chosen = select_layers(find_layers(tiny_unet), choice, latent_size=(16, 24))
+    chosen = select_layers(find_denoiser(tiny_unet).layers, choice, latent_size=(16, 24))
     assert len(chosen) == count
     assert {layer.kind for layer in chosen} == {"cross"}
 
 
 def test_kinds(tiny_unet):
-    found = find_layers(tiny_unet)
+    found = find_denoiser(tiny_unet).layers
     assert len(select_layers(found, None, ("self",))) == 16
     assert len(select_layers(found, None, ("cross", "self"))) == 32
 
@@ -79,22 +79,22 @@ def test_kinds(tiny_unet):
 )
 def test_a_choice_that_fits_nothing_lists_what_there_is(tiny_unet, choice):
     with pytest.raises(ValueError, match=r"fits(.|\n)*mid_block\.attentions\.0.*cross 2x3"):
-        select_layers(find_layers(tiny_unet), choice, latent_size=(16, 24))
+        select_layers(find_denoiser(tiny_unet).layers, choice, latent_size=(16, 24))
 
 
 @pytest.mark.parametrize("kinds", [("temporal",), (), "cross"])
 def test_unknown_kinds_are_refused(tiny_unet, kinds):
     with pytest.raises(ValueError, match="'cross'.*'joint'.*'self'"):
-        select_layers(find_layers(tiny_unet), None, kinds)
+        select_layers(find_denoiser(tiny_unet).layers, None, kinds)
 
 
 def test_a_kind_that_the_model_does_not_have_lists_what_there_is(tiny_unet):
     with pytest.raises(ValueError, match=r"fits kinds=\('joint',\)(.|\n)*attn2 \(mid, cross\)"):
-        select_layers(find_layers(tiny_unet), None, ("joint",))
+        select_layers(find_denoiser(tiny_unet).layers, None, ("joint",))
 
 
 def test_sdxl_has_no_attention_at_full_resolution():
-    found = find_layers(make_sdxl_pipeline().unet)
+    found = find_denoiser(make_sdxl_pipeline().unet).layers
     assert min(layer.level for layer in found) == 1
 
 
@@ -123,7 +123,7 @@ def test_added_key_value_attention_is_named():
         attention_head_dim=4,
     )
     with pytest.raises(TypeError, match="kind"):
-        find_layers(unet)
+        list(find_denoiser(unet).layers)
 
 
 SDXL = {
@@ -152,6 +152,6 @@ def test_models_of_the_published_sizes(name):
     kind, config, count = REAL[name]
     with torch.device("meta"):
         model = kind(**config)
-    chosen = select_layers(find_layers(model))
+    chosen = select_layers(find_denoiser(model).layers)
     assert len(chosen) == count
     assert {layer.kind for layer in chosen} in ({"cross"}, {"joint"})

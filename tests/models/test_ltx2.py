@@ -15,7 +15,7 @@ from sdattn import CaptureError, capture, generate
 from sdattn.cli.info import shortcomings
 from sdattn.models.facts import default_frames, frame_rate
 from sdattn.models.families import guidance_of, reader_of
-from sdattn.models.layers import find_layers
+from sdattn.models.layers import find_denoiser
 from sdattn.models.reading import read_prompts
 
 PROMPTS = ["a red cat on the sofa", "a dog", " A turquoise Cat (a cat's SOFA)! "]
@@ -203,7 +203,7 @@ def test_the_negative_prompts_branch_is_captured_beside_it(pipe):
 
 
 def test_layers_of_the_sound_are_listed_and_not_captured(pipe):
-    kinds = [layer.kind for layer in find_layers(pipe.transformer)]
+    kinds = [layer.kind for layer in find_denoiser(pipe.transformer).layers]
     assert kinds[:6] == ["self", "audio", "cross", "audio", "audio", "audio"] and len(kinds) == 12
     assert "8 audio attention layers cannot be captured" in shortcomings(pipe)[0]
     with pytest.raises(ValueError, match="pass a tuple of"), capture(pipe, kinds=("audio",)):
