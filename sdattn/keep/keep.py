@@ -132,7 +132,7 @@ def _wholes(value: object) -> tuple[int, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class Keep:
-    """What a capture keeps of a run: the options of :func:`sdattn.capture`, with their defaults,
+    """Parts of a run that a capture keeps: the options of :func:`sdattn.capture`, with their defaults,
     read and checked by :meth:`of`.
 
     Attributes:
