@@ -1,4 +1,4 @@
-"""Maps that presets read of a capture's store, averaged over some passes, and where spots looked."""
+"""Maps that presets read of a capture's store, averaged over passes, and where spots looked."""
 
 from __future__ import annotations
 
