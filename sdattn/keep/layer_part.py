@@ -1,4 +1,4 @@
-"""`LayerPart`: what is kept of a layer's calls, fixed at the first of them."""
+"""`LayerPart`: the part to keep of a layer's calls, fixed at the first of them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .keep import Keep
 
 
 class LayerPart:
-    """What is kept of each call of a layer: its columns, cells and heads.
+    """Part that is kept of each call of a layer: its columns, cells and heads.
 
     Args:
         layer: layer that was called.

@@ -213,10 +213,15 @@ class CapturedMaps:
         return (self.passes[0].n_text or self.n_keys) if self.passes else None
 
     @property
-    def kept_passes(self) -> int:
-        """Number of passes whose maps the layers added; with ``"last"`` each replaces the one
+    def kept(self) -> list[int]:
+        """Passes, counted from 0, whose maps were added; with ``"last"`` each replaces the one
         before."""
-        return sum(map(self.keeps, range(len(self.passes))))
+        return [number for number in range(len(self.passes)) if self.keeps(number)]
+
+    @property
+    def kept_passes(self) -> int:
+        """Number of passes whose maps the layers added."""
+        return len(self.kept)
 
     @property
     def seen(self) -> dict[str, tuple[int, ...]]:

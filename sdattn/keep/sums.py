@@ -212,7 +212,7 @@ class Sum:
         else:
             self.problem = (
                 f"A call of the model ended in an error after {self.layer.name} had run, and its "
-                "map is in the sum with those of other calls. Enter capture() again for a whole "
+                "map is in one sum with other calls'. Enter capture() again for a whole "
                 "run, or keep each step (steps='all')."
             )
 

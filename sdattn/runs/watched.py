@@ -14,7 +14,6 @@ from ..look.other_text import encode_text
 from ..look.queries import Queries
 from ..maps.aggregation import PLACE, refining
 from ..maps.capture import MapStore
-from ..maps.layermaps import read_steps
 from ..maps.presets import Preset
 from ..maps.requirements import columns_around
 from ..models.facts import images_a_prompt, latent_size
@@ -149,5 +148,4 @@ def stop_of(store: MapStore, preset: Preset) -> Stopped | None:
     """Return where the run was stopped, with the steps that a preset's maps are of."""
     if store.stopped is None:
         return None
-    steps = [number for number in range(len(store.passes)) if store.keeps(number)]
-    return replace(store.stopped, kept=tuple(steps[place] for place in read_steps(store, preset)))
+    return replace(store.stopped, kept=tuple(store.read_passes(preset)))
