@@ -21,7 +21,7 @@ from sdattn.loading.folder import PipelineFolder, _large, fitting_scheduler, qua
 from sdattn.loading.options import LoadingOptions, device_of, options_of
 from sdattn.loading.outline import outline
 from sdattn.models.families import registered
-from sdattn.runs.settings import RunSettings
+from sdattn.runs.info import RunSettings
 
 
 @pytest.fixture(scope="module")
