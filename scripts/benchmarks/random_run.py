@@ -12,7 +12,7 @@ from sdattn.maps.layermaps import LayerMap, LayerMaps
 from sdattn.maps.presets import PRESETS
 from sdattn.models.demos import DEMO
 from sdattn.runs.imagerun import ImageRun
-from sdattn.runs.settings import RunSettings
+from sdattn.runs.info import RunSettings
 
 LEVELS = {"down": (0, 0, 1, 1, 2, 2), "mid": (3,), "up": (2, 2, 2, 1, 1, 1, 0, 0, 0)}
 

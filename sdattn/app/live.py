@@ -17,7 +17,7 @@ from ..errors import OptionError, RunError, SdattnWarning, is_bug
 from ..maps.notebook import framed
 from ..models.layers import find_denoiser
 from ..models.pipeline_call import phase_of, turn
-from ..runs.report.images import as_uri
+from ..runs.report.pages import as_uri
 from ..runs.run import Run
 from .forms import Form
 from .preview import preview_hook

@@ -2,10 +2,10 @@
 
 Commands import torch and diffusers only when they run, so that help, the version and completion
 come at once. `options` holds options of several commands, in groups, and the options of all
-commands; `checks` reads values and refuses what needs no model. `output` and `printing` print
-results, `failures` errors; `flags` spells the options in the library's messages as a command has
-them. To add a command, add a module and name it here. Its options have the library's names, so that
-errors about them name the flags that were typed.
+commands; `checks` reads values and refuses what needs no model. `output` prints results, `failures`
+errors; `flags` spells the options in the library's messages as a command has them. To add a
+command, add a module and name it here. Its options have the library's names, so that errors about
+them name the flags that were typed.
 """
 
 import atexit

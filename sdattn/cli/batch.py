@@ -257,7 +257,7 @@ def _noun(request: "Request") -> str:
 
 
 def _print_outcome(output: Output, outcome: "Outcome", out: "AnyPath", noun: str) -> None:
-    from .printing import print_rows
+    from .output import print_rows
 
     text = f"{out}/: {outcome.whole:,} of {counted(outcome.items, 'item')}"
     if outcome.before:

@@ -145,7 +145,7 @@ def _with_and_without(
 
 def _print(output: Output, found: "Comparison", out: Path) -> None:
     from ..runs.diff.comparison import NUMBERS
-    from .printing import print_folder, table
+    from .output import print_folder, table
 
     settings = [("run", *found.names), ("prompt", *found.prompts)]
     settings += [(name, *pair) for name, pair in found.told_settings().items()]

@@ -99,7 +99,7 @@ def edit(
     checks.refuse()
     pipe = options.load(loaded, output)
     from ..edit.editing import EditOptions, edit, plan_edit
-    from .printing import print_folder, save_run, table
+    from .output import print_folder, save_run, table
 
     asked = EditOptions(mode, cross_replace_steps, self_replace_steps, blend or (), factors)
     if given_image is not None:

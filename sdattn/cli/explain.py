@@ -68,7 +68,7 @@ def explain(
     assert opened is not None  # or refused
     pipe = options.load(loaded, output)
     from ..runs.explaining import explain
-    from .printing import print_rows, print_run, save_run
+    from .output import print_rows, print_run, save_run
 
     run = explain(pipe, opened, prompt, seed=seed, max_bytes=allowed, **way, **maps)
     print_run(output, run, save_run(output, run, folder, force=force))

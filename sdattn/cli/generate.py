@@ -68,7 +68,7 @@ def generate(
     checks.refuse()
     pipe = options.load(loaded, output)
     from ..runs.generation import generate
-    from .printing import print_run, save_run
+    from .output import print_run, save_run
 
     run = generate(
         pipe,

@@ -190,7 +190,7 @@ def _drawings(
     from ..runs.drawings import drawings
     from ..runs.folder import add_files
     from ..runs.report import report
-    from .printing import print_folder, print_words
+    from .output import print_folder, print_words
 
     if out is None and is_address(run):
         raise typer.BadParameter("A run in a storage is not changed. Pass --out FOLDER.")

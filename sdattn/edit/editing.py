@@ -28,9 +28,9 @@ from ..models.values import checked_prompts, seeds_of
 from ..prompts.matching import blended_words, edited_words, is_swap
 from ..prompts.tokens import Prompt
 from ..runs.editrun import EditRun
+from ..runs.info import Edited
 from ..runs.preparing import Order, loaded_facts, prepare
 from ..runs.sampling import sample
-from ..runs.settings import Edited
 
 Mode = Literal["auto", "replace", "refine", "reweight"]
 

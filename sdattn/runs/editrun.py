@@ -11,9 +11,9 @@ from ..maps import notebook, sheets
 from ..maps.heatmaps import Heatmaps
 from ..prompts.matching import linked
 from .folder import save_run
+from .info import Edited, EditInfo
 from .report.pair import Counterpart, Link, Side, pair_page
 from .run import Run
-from .settings import Edited, EditInfo
 from .targets import new_folder
 
 if TYPE_CHECKING:

@@ -31,11 +31,10 @@ from ..models.pipeline import Options, Pipeline
 from ..models.pipeline_call import checked_options, named_bar, one_at_a_time
 from ..models.threads import few_threads
 from ..models.values import checked_prompts, whole
-from .preparing import Order, loaded_facts, prepare
+from .info import Explained
+from .preparing import Order, check_images, loaded_facts, prepare
 from .run import Run
 from .sampling import sample
-from .settings import Explained
-from .watched import check_images
 
 # Of the training schedule: where the model looks by default. With flow matching none points better
 # than these either, see demos/evaluation/evaluate_explained.py.

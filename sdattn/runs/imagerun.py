@@ -21,7 +21,7 @@ from ..maps.heatmap import Heatmap, check_frame, latent_frames
 from ..maps.heatmaps import Heatmaps
 from ..maps.layermaps import LayerMap, LayerMaps
 from ..maps.presets import PRESETS, Preset
-from .settings import RunSettings
+from .info import RunSettings
 
 if TYPE_CHECKING:
     import xarray as xr

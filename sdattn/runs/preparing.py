@@ -4,18 +4,22 @@ before anything runs."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
 from ..errors import InvalidTypeError, InvalidValueError, OptionError, SdattnWarning, warn
+from ..keep.budget import Expected
 from ..keep.keep import Keep, checked_bytes
 from ..loading.facts import check_names
 from ..loading.pipelines import load_pipeline
+from ..look.other_text import encode_text
+from ..look.queries import Queries
+from ..maps.aggregation import PLACE, refining
 from ..maps.presets import Preset, preset_for, preset_of
-from ..maps.requirements import capture_settings, checked_capture
-from ..models.facts import PipelineFacts, images_a_prompt
-from ..models.layers import held_model
+from ..maps.requirements import capture_settings, checked_capture, columns_around
+from ..models.facts import PipelineFacts, images_a_prompt, latent_size
+from ..models.layers import held_model, select_layers
 from ..models.pipeline import Options, Pipeline
 from ..models.pipeline_call import checked_options, one_each
 from ..models.reading import read_prompts
@@ -23,6 +27,7 @@ from ..models.values import check_text, check_values, checked_prompts, checked_s
 from ..prompts.tokens import Prompt
 from ..prompts.words import empty_prompt, split_words
 
+SPOTS = 16  # along the longer side
 CALLBACKS = ("callback_on_step_end", "callback")  # options by which a run may be stopped
 
 
@@ -184,3 +189,83 @@ def loaded_facts(
             "Pass the pipeline; `capture()` takes a model too."
         )
     return facts
+
+
+# What is watched
+
+
+def watch(order: Order) -> dict[str, Keep]:
+    """Return what each capture of a run keeps, each in a store of its own.
+
+    Keys: ``"prompt"``, and if asked for ``"self"`` (the self-attention that refines),
+    ``"negative"``, ``"asked"`` and ``"spots"`` (where spots of the image look). All are known
+    before anything runs.
+    """
+    has_negative = order.keep.branch == "both"
+    keep = replace(order.keep, branch="conditional")
+    # The columns of self-attention are the image's own cells: a word's do not apply.
+    image = Keep(steps=keep.steps, dtype=keep.dtype, device=keep.device, max_bytes=keep.max_bytes)
+    watched = {"prompt": keep}
+    if order.preset.refine and not keep.refine:
+        layers = refining(order.facts.denoiser)
+        watched["self"] = replace(image, kinds=("self",), layers=layers)
+    if has_negative:  # a capture of its own, since some pipelines run the two in turn
+        watched["negative"] = _negative(order, keep)
+    if order.asked is not None:
+        watched["asked"] = _asked(order, keep, order.asked)
+    if order.spots:
+        watched["spots"] = _spots(order, image)
+    return watched
+
+
+def _negative(order: Order, keep: Keep) -> Keep:
+    """Return what to capture of negative prompts."""
+    among = None
+    if order.preset.among_words:
+        images = images_a_prompt(order.facts, order.options)
+        among = [columns_around(prompt) for prompt in order.negative() for _ in range(images)]
+    return replace(keep, branch="unconditional", tokens=None, among=among)
+
+
+def _asked(order: Order, keep: Keep, prompt: Prompt) -> Keep:
+    """Return what to capture of the text that is asked about."""
+    columns = columns_around(prompt)
+    states = encode_text(order.facts.pipe, prompt.text, order.options)
+    tokens = None if order.preset.needs_all_columns else tuple(columns)
+    keep = replace(keep, text_states=states, tokens=tokens)
+    # in joint attention the image's own columns compete with the words already
+    return keep if order.facts.is_joint else replace(keep, among=[columns])
+
+
+def _spots(order: Order, keep: Keep) -> Keep:
+    """Return what to capture of an even grid of spots: of a UNet its way up."""
+    rows, cols = spots_grid(order)
+    kinds = ("self", "joint")
+    layers = order.facts.denoiser.layers
+    has_up = any(layer.place == PLACE for layer in layers if layer.kind in kinds)
+    cells = [((r + 0.5) / rows, (c + 0.5) / cols) for r in range(rows) for c in range(cols)]
+    queries = Queries.of(cells, None)
+    return replace(keep, queries=queries, layers=PLACE if has_up else None, kinds=kinds)
+
+
+def spots_grid(order: Order) -> tuple[int, int]:
+    """Return the rows and columns of the spots, at most one for each of the finest cells."""
+    rows, cols = latent_size(order.facts, order.options)
+    share = min(1.0, SPOTS / max(rows, cols))
+    return max(1, round(rows * share)), max(1, round(cols * share))
+
+
+def check_images(order: Order, passes: int) -> None:
+    """Refuse a run of an image model that would hold too much, before anything else runs."""
+    size = latent_size(order.facts, order.options)
+    every = order.facts.denoiser.layers
+    for kept in watch(order).values():
+        expected = Expected(
+            keep=kept,
+            layers=select_layers(every, kept.layers, kept.kinds, size),
+            latent_size=size,
+            columns=len(order.prompts[0].tokens),
+            rows=len(order.prompts),
+            passes=passes,
+        )
+        expected.check()

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from torch import Tensor
 
-from ..errors import SdattnWarning, warn
+from ..errors import CaptureError, SdattnWarning, warn
 from ..files.version import versions
 from ..files.videos import Video
-from ..keep.keep import Keep
+from ..keep.keep import Keep, Steps
 from ..loading.options import device_of, options_of
 from ..maps.capture import MapStore, capture_kept
 from ..maps.captured import spot_maps
@@ -31,10 +31,9 @@ from ..models.pipeline_call import call_pipeline, images_of, one_each, turn
 from ..models.threads import few_threads
 from ..prompts.tokens import Prompt
 from .imagerun import Further, ImageRun
-from .preparing import Order
+from .info import Captured, RunSettings
+from .preparing import Order, spots_grid, watch
 from .run import Run
-from .settings import Captured, RunSettings
-from .watched import early_steps, settled, spots_grid, stop_of, watch
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -222,8 +221,10 @@ def _settings_of_each(order: Order, drawn: _Drawn) -> list[RunSettings]:
 def _common_settings(order: Order, store: MapStore) -> RunSettings:
     """Return the settings that all images of a call share; warn if the run was stopped."""
     pipe = order.facts.pipe
-    stopped = stop_of(store, order.preset)
+    stopped = store.stopped
     if stopped is not None:
+        read = tuple(store.read_passes(order.preset))
+        stopped = replace(stopped, kept=read)
         stopped.tell()
     plain = (str, int, float, bool, type(None))
     in_json = {name: value for name, value in order.options.items() if isinstance(value, plain)}
@@ -245,3 +246,49 @@ def _common_settings(order: Order, store: MapStore) -> RunSettings:
         versions={"python": platform.python_version(), **versions()},
         asked=None if order.asked is None else order.asked.text,
     )
+
+
+# A run that is stopped
+
+
+class StoppedError(CaptureError):
+    """A run was stopped before the steps that its preset reads, so it has no maps.
+
+    Attributes:
+        images: what was drawn, PIL; lists of frames for videos.
+    """
+
+    def __init__(self, message: str, images: Sequence[object] = ()):
+        super().__init__(message)
+        self.images = list(images)
+
+
+def early_steps(watched: Mapping[str, Keep]) -> dict[str, Keep]:
+    """Return what to capture, of a run that may be stopped, of the steps before those to keep."""
+    early = {}
+    for name, keep in watched.items():
+        part = keep.steps.part
+        if part is not None and part.first > 0:
+            early[name] = replace(keep, steps=Steps.of((0.0, part.first)))
+    return early
+
+
+def settled(
+    stores: Mapping[str, MapStore], early: Mapping[str, MapStore], images: Sequence[object]
+) -> Mapping[str, MapStore]:
+    """Return the stores to read after a run, checked: the ``early`` ones, by the same names, if it
+    was stopped before the others' steps. Raise StoppedError if these are empty too."""
+    stopped = stores["prompt"].stopped
+    if stopped is not None and not stores["prompt"].maps:
+        stores = {**stores, **early}
+        if not stores["prompt"].maps:
+            text = (
+                f"The run was stopped after {stopped.after} of {stopped.steps} steps, before those "
+                "that its preset reads, so there are no maps. What was drawn is in `images` of "
+                "this error. To have maps of a run that may be stopped, keep each step: "
+                "`capture_options={'steps': 'all'}`."
+            )
+            raise StoppedError(text, images)
+    for store in stores.values():
+        store.check()
+    return stores

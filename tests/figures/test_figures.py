@@ -27,7 +27,7 @@ from sdattn.maps.details import Details
 from sdattn.maps.layermaps import LayerMap, LayerMaps
 from sdattn.prompts.tokens import read_labels
 from sdattn.runs.imagerun import ImageRun
-from sdattn.runs.settings import RunSettings
+from sdattn.runs.info import RunSettings
 
 OPTIONS = {"height": 128, "width": 192, "num_inference_steps": 10}
 WORDS = {"a": (1, 6), THING: (3,)}  # and their columns

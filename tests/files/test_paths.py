@@ -13,7 +13,7 @@ from sdattn.files.writing import write_files
 from sdattn.maps.layermaps import LayerMap, LayerMaps
 from sdattn.runs.folder import save_run
 from sdattn.runs.imagerun import ImageRun
-from sdattn.runs.settings import RunSettings
+from sdattn.runs.info import RunSettings
 
 
 @pytest.mark.parametrize(

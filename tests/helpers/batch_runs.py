@@ -20,8 +20,7 @@ from sdattn.maps.layermaps import LayerMap, LayerMaps
 from sdattn.maps.presets import Preset
 from sdattn.runs.folder import pack_with_page
 from sdattn.runs.imagerun import ImageRun
-from sdattn.runs.info import read_info
-from sdattn.runs.settings import RunSettings
+from sdattn.runs.info import RunSettings, read_info
 
 FORMATS = ("folder", "webdataset")
 TOKENIZER = tiny_tokenizer()

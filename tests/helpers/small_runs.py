@@ -17,7 +17,7 @@ from sdattn.maps.layermaps import LayerMap, LayerMaps
 from sdattn.maps.presets import PRESETS
 from sdattn.runs.folder import pack_with_page
 from sdattn.runs.imagerun import Further, ImageRun
-from sdattn.runs.settings import Edited, RunSettings
+from sdattn.runs.info import Edited, RunSettings
 
 PROMPT = "a red cat"
 

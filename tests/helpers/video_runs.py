@@ -12,7 +12,7 @@ from sdattn.maps.details import Details
 from sdattn.maps.layermaps import LayerMap, LayerMaps
 from sdattn.maps.presets import PRESETS
 from sdattn.runs.imagerun import ImageRun
-from sdattn.runs.settings import RunSettings
+from sdattn.runs.info import RunSettings
 
 PROMPT = "a red cat"
 

@@ -20,7 +20,7 @@ from sdattn.loading.digests import digest_model
 from sdattn.loading.folder import PipelineFolder, _large, fitting_scheduler, quantized
 from sdattn.loading.options import LoadingOptions, device_of, options_of
 from sdattn.models.families import registered
-from sdattn.runs.settings import RunSettings
+from sdattn.runs.info import RunSettings
 
 
 @pytest.fixture(scope="module")

@@ -20,7 +20,7 @@ from sdattn.maps import render
 from sdattn.maps.layermaps import LayerMap, LayerMaps
 from sdattn.maps.presets import preset_of
 from sdattn.runs.folder import SavedRun
-from sdattn.runs.settings import RunSettings
+from sdattn.runs.info import RunSettings
 
 TOKENIZER = tiny_tokenizer()
 

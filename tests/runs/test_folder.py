@@ -22,7 +22,7 @@ from sdattn.maps.masks import MaskSettings, otsu
 from sdattn.maps.presets import Preset
 from sdattn.runs.folder import pack_with_page, save_run
 from sdattn.runs.imagerun import ImageRun
-from sdattn.runs.settings import RunSettings
+from sdattn.runs.info import RunSettings
 from sdattn.runs.targets import check_target, new_folder
 
 PROMPT = 'a "cat"/dog'

@@ -112,7 +112,7 @@ def test_a_word_that_is_not_in_the_prompt_is_refused():
 
 def test_maps_that_are_not_finite_are_named_by_their_text(monkeypatch):
     states = torch.full((1, 77, 32), torch.nan)
-    monkeypatch.setattr("sdattn.runs.watched.encode_text", lambda *_: states)
+    monkeypatch.setattr("sdattn.runs.preparing.encode_text", lambda *_: states)
     with pytest.raises(NotFiniteError, match="maps of ask"):
         generate(small_pipeline(), PROMPT, ask="dog", **QUICK)
 

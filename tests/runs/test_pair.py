@@ -12,9 +12,9 @@ from helpers.small_runs import edited, small_run
 from sdattn import diff
 from sdattn.prompts.tokens import Word
 from sdattn.runs.editrun import EditRun
-from sdattn.runs.report.text import indices_by_span, pieces
+from sdattn.runs.info import Captured
+from sdattn.runs.report.pages import indices_by_span, pieces
 from sdattn.runs.run import Run
-from sdattn.runs.settings import Captured
 
 
 def compared(a="a red cat", b="a red dog", **options):

@@ -18,7 +18,7 @@ from sdattn.errors import SdattnWarning
 from sdattn.follow.capture_warnings import Stopped, may_stop
 from sdattn.maps.presets import PRESETS
 from sdattn.runs.report import report
-from sdattn.runs.watched import StoppedError
+from sdattn.runs.sampling import StoppedError
 
 PROMPT = "a red cat"
 TEN = {"height": 64, "width": 64, "num_inference_steps": 10}

@@ -9,8 +9,7 @@ from typing import Any
 from ...maps.presets import Preset
 from ...models.demos import Demo, demo_named
 from ...prompts.words import is_content_word, name_things, split_words
-from ...runs.report.images import colour_tables
-from ...runs.report.pages import page
+from ...runs.report.pages import colour_tables, page
 from ..records import ItemRow, Manifest
 
 EACH = 10_000  # items per page: a browser searches this many instantly

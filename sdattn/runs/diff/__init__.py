@@ -10,8 +10,8 @@ from ...errors import InvalidTypeError, InvalidValueError, SdattnWarning, refuse
 from ...maps.presets import Preset
 from ..folder import SavedRun, load_run
 from ..imagerun import ImageRun
+from ..info import RunSettings
 from ..run import Run
-from ..settings import RunSettings
 from .comparison import Comparison
 from .matching import choose_words, match_words
 

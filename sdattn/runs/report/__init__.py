@@ -14,10 +14,17 @@ from ...prompts.tokens import Prompt
 from ...prompts.words import is_content_word, name_things
 from ..imagerun import ImageRun, plain, step_names
 from ..parts import FURTHER
-from .images import MOST_PINS, PIN_COLORS, as_uri, colour_tables, video_data
 from .maps import PageMaps, page_maps
-from .pages import page
-from .text import MOST_CUT_OFF, pieces
+from .pages import (
+    MOST_CUT_OFF,
+    MOST_PINS,
+    PIN_COLORS,
+    as_uri,
+    colour_tables,
+    page,
+    pieces,
+    video_data,
+)
 
 _TITLES = {
     **{name: kind.title for name, kind in FURTHER.items()},

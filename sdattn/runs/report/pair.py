@@ -9,10 +9,17 @@ from ...maps.heatmap import Heatmap
 from ...maps.presets import Preset
 from ...prompts.tokens import Prompt
 from ...prompts.words import is_content_word, name_things
-from .images import LARGEST, MOST_PINS, PIN_COLORS, as_uri, colour_tables
 from .maps import packed_heatmaps
-from .pages import page
-from .text import indices_by_span, pieces
+from .pages import (
+    LARGEST,
+    MOST_PINS,
+    PIN_COLORS,
+    as_uri,
+    colour_tables,
+    indices_by_span,
+    page,
+    pieces,
+)
 
 Link = tuple[int | None, int | None]
 
