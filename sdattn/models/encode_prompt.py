@@ -12,7 +12,6 @@ from ..prompts.tokens import Prompt, join_prompts, place_words
 from ..prompts.words import Source, empty_prompt
 from .call_options import call_options
 from .encoders import PLACEHOLDER, TextCall, check_agreement, filled_to_longest, zeros
-from .pipeline import Options
 from .stand_ins import Column, Encoded, Overheard, Tokenized, overhear
 
 # Options of a pipeline's call that its encode_prompt may take too
@@ -29,7 +28,6 @@ def read_encoded(
     most: int | None = None,
     before: int = 0,
     encoders: Sequence[str] = (),
-    absent: Sequence[str] = (),
     negative_apart: bool = False,
     masked: bool = False,
     unit: int = 1,
@@ -41,7 +39,6 @@ def read_encoded(
         most: largest ``max_sequence_length`` that the pipeline takes.
         before: columns of the model's own, which belong to no token, before the text.
         encoders: names of the text encoders, if they follow each other on the token axis.
-        absent: text encoders whose columns are zeros if they are None.
         negative_apart: True if a negative prompt is encoded differently.
         masked: True if the model drops padding and fills up to the longest prompt of the batch.
         unit, or_more: how the model fills up shorter prompts, see :func:`filled_to_longest`.
@@ -55,15 +52,15 @@ def read_encoded(
             raise empty_prompt(text)
     known = {**call_options(call.pipe), **call.options}
     options = {name: call.option(name) for name in _OPTIONS if name in known}
-    asked = options.get("max_sequence_length")
+    asked: int | None = options.get("max_sequence_length")
     is_apart = call.negative and negative_apart
-    encoded = partial(_Reading, call, texts, absent=absent, negative=is_apart)
+    encoded = partial(_Reading, call, texts, negative=is_apart)
     reading = encoded(options)
     made = before + len(reading.columns[0])
-    is_unknown = asked is not None and "max_sequence_length" not in call.options
-    if is_unknown and not (masked or or_more) and call.columns not in (None, made):
+    is_given = "max_sequence_length" in call.options
+    if asked and call.columns and not (is_given or masked or or_more):
         other = asked + call.columns - made  # what the run was given
-        if 1 <= other <= (most or other):
+        if other != asked and 1 <= other <= (most or other):
             reading = encoded({**options, "max_sequence_length": other})
     read = [reading.read(i, encoders, masked) for i in range(len(texts))]
     if before:
@@ -73,7 +70,7 @@ def read_encoded(
         return filled_to_longest(call, read, by, unit=unit, or_more=or_more)
     if any(call.columns not in (None, len(one.tokens)) for one in read):
         found = f"{by} makes {made} of {texts!r}"
-        if most:
+        if asked and most:
             found += f", and {made - asked + most} is the most there can be"
         raise call.unexplained(found)
     return read
@@ -88,18 +85,11 @@ class _Reading:
     """Texts as one call of a pipeline's ``encode_prompt`` reads them."""
 
     def __init__(
-        self,
-        call: TextCall,
-        texts: list[str],
-        options: Options,
-        *,
-        absent: Sequence[str],
-        negative: bool,
+        self, call: TextCall, texts: list[str], options: dict[str, Any], *, negative: bool
     ):
         self._call = call
         self._texts = texts
         self._options = options
-        self._absent = absent
         self._negative = negative
         self._heard = self._overhear(texts)
         self._around: list[tuple[str, str]] | None = None  # templates, once they are needed
@@ -110,9 +100,7 @@ class _Reading:
     def _overhear(self, texts: list[str]) -> Overheard:
         pipe = self._call.pipe
         try:
-            return overhear(
-                pipe, texts, self._options, absent=self._absent, negative=self._negative
-            )
+            return overhear(pipe, texts, self._options, negative=self._negative)
         except Exception as error:
             # most pipelines of Wan use ftfy without asking whether it is there
             if isinstance(error, NameError) and "ftfy" in str(error):
@@ -178,7 +166,7 @@ class _Reading:
             source = self._source(one, text)
             if source is None:
                 continue
-            options = {"truncation": True, "max_length": len(one.ids)}
+            options: dict[str, Any] = {"truncation": True, "max_length": len(one.ids)}
             for name in ("add_special_tokens", "padding_side"):
                 if name in one.options:
                     options[name] = one.options[name]

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..errors import InvalidValueError
 from .call_options import is_modular
 from .pipeline import Options, Pipeline
 
@@ -63,22 +64,19 @@ class Overheard:
 
 
 def overhear(
-    pipe: Pipeline,
-    texts: Sequence[str],
-    options: Options,
-    *,
-    absent: Sequence[str] = (),
-    negative: bool = False,
+    pipe: Pipeline, texts: Sequence[str], options: Options, *, negative: bool = False
 ) -> Overheard:
     """Encode texts with a copy of a pipeline.
 
     Args:
         options: further arguments of ``encode_prompt``; those that it lacks are left out.
-        absent: text encoders that the pipeline does without if they are None.
         negative: True to pass the texts as negative prompts too, whose states come last.
+
+    Raises:
+        ValueError: the pipeline computes with the text encoders' states.
     """
     heard = Overheard()
-    copy = _copy(pipe, heard, absent)
+    copy = _copy(pipe, heard)
     with _hushed(pipe), torch.no_grad():
         if is_modular(pipe):
             outputs = _run_block(copy, texts, options)
@@ -110,11 +108,13 @@ def _holds_numbers(row: Tensor) -> bool:
 
 
 def _columns(row: Tensor, origins: Column) -> list[Column]:
+    if (row != row.round()).any() or row.min() < 0 or row.max() > len(origins):
+        raise InvalidValueError("it computes with the states of its text encoders")
     numbers = row.flatten(1).long().tolist()  # [length, width]
     return [[origins[n - 1] for n in dict.fromkeys(column) if n] for column in numbers]
 
 
-def _copy(pipe: Pipeline, heard: Overheard, absent: Sequence[str]) -> Any:
+def _copy(pipe: Pipeline, heard: Overheard) -> Any:
     """Return a copy of a pipeline, on the CPU, with tokenizers that note and with stand-ins."""
     kind = type(pipe)
     members = {"device": CPU, "_execution_device": CPU, "__module__": kind.__module__}
@@ -122,15 +122,21 @@ def _copy(pipe: Pipeline, heard: Overheard, absent: Sequence[str]) -> Any:
     parts = vars(copy)
     parts.update(vars(pipe))
     hints = inspect.signature(kind.__init__).parameters
+    encoders = {}
     for name, part in vars(pipe).items():
         if callable(part) and (name.startswith("tokenizer") or name == "processor"):
             parts[name] = _noting(part, heard)
-        if name.startswith("text_encoder") and (part is None or callable(part)):
-            is_left_out = part is None and name in absent
-            twin = getattr(pipe, name.replace("text_encoder", "tokenizer"), None)
-            if part is not None or (twin is not None and not is_left_out):
-                made_by = getattr(hints.get(name), "annotation", "") if part is None else type(part)
-                parts[name] = StandIn(name, "WithProjection" in str(made_by), heard)
+        elif name.startswith("text_encoder") and (part is None or callable(part)):
+            encoders[name] = part
+    # Encoders that were freed, after a run on prompt_embeds, are stood in for too. SD3's third may
+    # be missing in the run itself, with columns of zeros.
+    are_gone = not any(part is not None for part in encoders.values())
+    for name, part in encoders.items():
+        twin = parts.get(name.replace("text_encoder", "tokenizer"))
+        if part is not None:
+            parts[name] = StandIn(name, type(part), heard)
+        elif twin is not None and (are_gone or name != "text_encoder_3"):
+            parts[name] = StandIn(name, getattr(hints.get(name), "annotation", ""), heard)
     return copy
 
 
@@ -166,9 +172,9 @@ class StandIn(nn.Module):
     dtype = torch.float32
     device = CPU
 
-    def __init__(self, name: str, pools_first: bool, heard: Overheard):
+    def __init__(self, name: str, kind: object, heard: Overheard):
         super().__init__()
-        self._pools_first = pools_first
+        self._pools_first = "WithProjection" in str(kind)
         self._heard = heard
         # SD3 fills up the states of its CLIPs, side by side, to the width of T5's.
         self._width = int(name[-1]) if name[-1].isdigit() else 1
@@ -212,7 +218,7 @@ class _Output(dict[str, Any]):
 
 def _run_block(copy: Any, texts: Sequence[str], options: Options) -> tuple[Any, ...]:
     """Run the block of a modular pipeline that encodes its prompt."""
-    from diffusers.modular_pipelines import PipelineState
+    from diffusers.modular_pipelines.modular_pipeline import PipelineState
 
     block = copy.blocks.sub_blocks["text_encoder"]
     state = PipelineState()

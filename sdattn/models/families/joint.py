@@ -32,7 +32,7 @@ AURAFLOW_REGISTERS = 8  # transformer: AuraFlowTransformer2DModel.register_token
 def read_sd3(call: TextCall, texts: list[str]) -> list[Prompt]:
     """Read two CLIPs in the first columns, then T5, whose columns are zeros if it is left out."""
     names = ("CLIP", "T5")
-    read = read_encoded(call, texts, most=512, encoders=names, absent=("text_encoder_3",))
+    read = read_encoded(call, texts, most=512, encoders=names)
     if call.pipe.text_encoder_3 is None:
         n_clip = call.pipe.tokenizer.model_max_length
         lengths = (n_clip, len(read[0].tokens) - n_clip)

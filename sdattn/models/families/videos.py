@@ -6,8 +6,9 @@ from dataclasses import replace
 
 from ...attention.joint_processor import Spans
 from ...errors import InvalidTypeError, InvalidValueError, OptionError
-from ...prompts.tokenizing import PAD
-from ...prompts.tokens import Prompt
+from ...prompts.tokenizing import filled
+from ...prompts.tokens import Prompt, read_source
+from ...prompts.words import Source
 from ..attention_layer import SELF_THEN_CROSS
 from ..denoiser_call import Timestep, grid_of_places, unwrapped
 from ..encode_prompt import read_each_encoded, read_encoded
@@ -107,19 +108,28 @@ def _ltx_grid(_model: Model, given: Given) -> tuple[int, ...]:
 
 def read_ltx2(call: TextCall, texts: list[str]) -> list[Prompt]:
     """Read Gemma, padded on the left. The connectors move the prompt to the front and append
-    learned registers, which belong to no token and attract attention. Source: connectors.py,
+    learned registers, which belong to no token and attract attention. Source: pipeline_ltx2.py,
+    ``_get_gemma_prompt_embeds``, which some diffusers have normalise the states; connectors.py,
     ``LTX2ConnectorTransformer1d.forward``."""
+    pipe = call.pipe
+    length = call.option("max_sequence_length")
+    if call.columns is not None and "max_sequence_length" not in call.options:
+        length = call.columns
+    call.check(length, f"`max_sequence_length={length}`")
     how = "Call pipe.enhance_prompt(prompt, system_prompt) yourself"
     refuse_rewriting(call, "enable_prompt_enhancement", how)
-    padded = read_encoded(call, texts)
-    seen = [[token.special != PAD for token in one.tokens] for one in padded]
-    refuse_mixed_masks(call, "num_videos_per_prompt", map(sum, seen))
-    if call.pipe.connectors.config.video_connector_num_learnable_registers is None:
-        return padded  # such connectors leave all where it is
-    length = len(padded[0].tokens)
-    options = {**call.options, "max_sequence_length": length}
-    bare = read_encoded(replace(call, columns=None, options=options), texts, masked=True)
-    return zero_filled(bare, length)
+    read = []
+    for text in texts:
+        source = Source.of(text).strip()
+        options = filled(length)
+        padded = read_source(pipe.tokenizer, source, padding_side="left", **options)
+        del options["padding"]
+        bare = read_source(pipe.tokenizer, source, **options)
+        read.append((padded, replace(bare, encoded=padded.encoded)))
+    refuse_mixed_masks(call, "num_videos_per_prompt", (len(bare.tokens) for _, bare in read))
+    if pipe.connectors.config.video_connector_num_learnable_registers is None:
+        return [padded for padded, _ in read]  # such connectors leave all where it is
+    return zero_filled([bare for _, bare in read], length)
 
 
 def _ltx2_grid(model: Model, given: Given) -> tuple[int, ...]:
