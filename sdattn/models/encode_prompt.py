@@ -51,7 +51,7 @@ def read_encoded(
         if not text.strip():
             raise empty_prompt(text)
     known = {**call_options(call.pipe), **call.options}
-    options = {name: call.option(name) for name in _OPTIONS if name in known}
+    options = {name: known[name] for name in _OPTIONS if name in known}
     asked: int | None = options.get("max_sequence_length")
     is_apart = call.negative and negative_apart
     encoded = partial(_Reading, call, texts, negative=is_apart)
@@ -228,12 +228,11 @@ def _index(ids: list[int], part: list[int]) -> int | None:
 
 def _with_rest(tokenizer: Any, encoded: Encoded, own: list[Token], start: int) -> list[Token]:
     """Return an encoder's tokens: a text's own, and the padding or template around them."""
-    spelled = tokenizer.convert_ids_to_tokens(encoded.ids)
-    tokens = []
-    for i, number in enumerate(encoded.ids):
-        is_padding = number == tokenizer.pad_token_id
-        if encoded.seen is not None:
-            is_padding = not encoded.seen[i]
-        tokens.append(Token(number, spelled[i], 0, 0, PAD if is_padding else TEMPLATE))
-    tokens[start : start + len(own)] = own
-    return tokens
+    ids = encoded.ids
+    pad = tokenizer.pad_token_id
+    seen = encoded.seen or [number != pad for number in ids]
+    rest = []
+    for i in (*range(start), *range(start + len(own), len(ids))):
+        (spelled,) = tokenizer.convert_ids_to_tokens([ids[i]])
+        rest.append(Token(ids[i], spelled, 0, 0, TEMPLATE if seen[i] else PAD))
+    return [*rest[:start], *own, *rest[start:]]

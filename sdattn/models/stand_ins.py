@@ -97,7 +97,8 @@ def overhear(
             outputs = copy.encode_prompt(**{name: given[name] for name in known if name in given})
     origins = [(row, k) for row, one in enumerate(heard.encoded) for k in range(len(one.ids))]
     for output in outputs if isinstance(outputs, tuple) else (outputs,):
-        rows = list(output) if isinstance(output, (list, Tensor)) else []
+        is_batch = isinstance(output, Tensor) and output.ndim > 2
+        rows = list(output) if is_batch or isinstance(output, list) else []
         if any(isinstance(row, Tensor) and _holds_numbers(row) for row in rows):
             heard.outputs.append([_columns(row, origins) for row in rows])
     return heard
