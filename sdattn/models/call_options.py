@@ -42,18 +42,18 @@ def option_of(pipe: Pipeline, options: Options, name: str, known: Options | None
     return known.get(name) if is_modular(pipe) else known[name]
 
 
-def setting_of(pipe: Pipeline, *names: str) -> Any:
+def setting_of(pipe: Pipeline, name: str) -> Any:
     """Return a setting that decides how a pipeline reads prompts, such as a template. In a modular
-    pipeline the block that reads the prompt may hold it, under the first or another of ``names``;
-    raise TypeError if nobody has it, or blocks differ."""
-    if hasattr(pipe, names[0]):
-        return getattr(pipe, names[0])
+    pipeline the block that reads the prompt may hold it; raise TypeError if nobody has it, or
+    blocks differ."""
+    if hasattr(pipe, name):
+        return getattr(pipe, name)
     blocks = _blocks(pipe.blocks) if is_modular(pipe) else ()
-    found = [getattr(one, name) for one in blocks for name in names if hasattr(one, name)]
+    found = [getattr(one, name) for one in blocks if hasattr(one, name)]
     if not found or any(value != found[0] for value in found):
         raise InvalidTypeError(
             f"sdattn does not know how this {type(pipe).__name__} reads prompts: {len(found)} of "
-            f"its blocks have a {names[0]}. Pass labels, {{'cat': [2]}} for example, and columns=."
+            f"its blocks have a {name}. Pass labels, {{'cat': [2]}} for example, and columns=."
         )
     return found[0]
 

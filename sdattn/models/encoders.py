@@ -1,8 +1,8 @@
-"""Text encoders' ways to read prompts that families share: CLIP with its chunks, cleaned captions,
-columns of zeros, refusals.
+"""Parts that readers of prompts share: the call, CLIP with its chunks, zeros, refusals.
 
-A reader takes a :class:`TextCall` and texts, one prompt each. Each family's own file names the
-readers of its pipelines, see :mod:`sdattn.models.families`.
+A reader takes a :class:`TextCall` and texts, one prompt each. Most pipelines are read by
+:func:`.encode_prompt.read_encoded`; each family's own file names the readers of the others, see
+:mod:`sdattn.models.families`.
 """
 
 from collections.abc import Callable, Iterable
@@ -14,7 +14,7 @@ from ..prompts.chunks import read_chunks
 from ..prompts.tokenizing import NO_LIMIT, PAD, Token, filled, with_vectors
 from ..prompts.tokens import Prompt, read_source
 from ..prompts.words import Source
-from .call_options import call_options, option_of, setting_of
+from .call_options import call_options, option_of
 from .pipeline import Options, Pipeline
 
 PLACEHOLDER = "\ue000"  # a private character, for the place of the prompt in a template
@@ -34,36 +34,10 @@ class TextCall:
         """Return an option of the pipeline's call."""
         return option_of(self.pipe, self.options, name)
 
-    def setting(self, *names: str) -> Any:
-        """Return a setting of the pipeline that decides how prompts are read."""
-        return setting_of(self.pipe, *names)
-
     def source(self, tokenizer: Any, text: str) -> Source:
         """Return the prompt, with its textual inversions if the pipeline converts them."""
         converts = hasattr(self.pipe, "maybe_convert_prompt")
         return with_vectors(tokenizer, Source.of(text)) if converts else Source.of(text)
-
-    def length(self, *, before: int = 0, most: int | None = None) -> int:
-        """Return the number of text columns after the first ``before``.
-
-        ``most`` is the largest number that the pipeline takes.
-        """
-        if self.columns is None:
-            asked = self.option("max_sequence_length")
-            if asked is None:
-                kind = type(self.pipe).__name__
-                raise InvalidValueError(
-                    f"How many columns the texts of a {kind} have is not known. Pass columns=."
-                )
-            return int(asked)
-        length = self.columns - before
-        asked = self.options.get("max_sequence_length")
-        if length < 1 or asked not in (None, length) or (most is not None and length > most):
-            asked = self.option("max_sequence_length")
-            text = f"`max_sequence_length={asked}` makes {before + asked}"
-            text += f", and {before + most} is the most there can be" if most else ""
-            raise self.unexplained(text)
-        return length
 
     def check(self, columns: int, by: str) -> None:
         """Refuse (ValueError) text states of another number of columns than ``by`` makes."""
@@ -106,7 +80,7 @@ def read_clip(call: TextCall, texts: list[str]) -> list[Prompt]:
     for other in tokenizers[1:]:
         twins = [_clip_columns(call, other, text) for text in texts]
         for prompt, twin in zip(read, twins, strict=True):
-            _check_agreement(prompt, twin)
+            check_agreement(prompt, twin)
         read = [
             replace(prompt, encoded=prompt.encoded + twin.encoded)
             for prompt, twin in zip(read, twins, strict=True)
@@ -128,7 +102,7 @@ def _clip_columns(call: TextCall, tokenizer: Any, text: str) -> Prompt:
     return read_chunks(tokenizer, source, call.columns, call.split)
 
 
-def _check_agreement(prompt: Prompt, twin: Prompt) -> None:
+def check_agreement(prompt: Prompt, twin: Prompt) -> None:
     spans = [(word.start, word.end) for word in prompt.words]
     if spans != [(word.start, word.end) for word in twin.words]:
         raise InvalidValueError(
@@ -163,35 +137,6 @@ def rendered(text: str, render: Callable[[str], str]) -> Source:
     )
 
 
-def in_template(template: str) -> Callable[[str], Source]:
-    """Return a function that puts a prompt in the place of a template's ``{}``."""
-    before, _, after = template.format(PLACEHOLDER).partition(PLACEHOLDER)
-    return lambda text: Source.of(text).within(before, after)
-
-
-def in_chat(
-    tokenizer: Any, *, system: str = "", before: str = "", **options: Any
-) -> Callable[[str], Source]:
-    """Return a function that puts ``before`` and then a prompt into a chat as the user's
-    message."""
-
-    def render(text: str) -> str:
-        chat = [{"role": "system", "content": system}] if system else []
-        chat.append({"role": "user", "content": before + text})
-        given = {"tokenize": False, "add_generation_prompt": True, **options}
-        return str(tokenizer.apply_chat_template(chat, **given))
-
-    return lambda text: rendered(text, render)
-
-
-def read_inside(
-    tokenizer: Any, sources: Iterable[Source], drop: int = 0, **options: Any
-) -> list[Prompt]:
-    """Read prompts with the text around them, without the first ``drop`` tokens."""
-    options.setdefault("keep", lambda n: range(drop, n))
-    return [read_source(tokenizer, source, **options) for source in sources]
-
-
 def filled_to_longest(
     call: TextCall, read: list[Prompt], by: str = "", *, unit: int = 1, or_more: bool = False
 ) -> list[Prompt]:
@@ -209,40 +154,6 @@ def filled_to_longest(
     return zero_filled(read, columns)
 
 
-def padded_in_front(read: list[Prompt], length: int, pad: int) -> list[Prompt]:
-    """Return prompts whose encoder got ``length`` tokens, the first of them padding."""
-    own = [one.encoded[0] for one in read]
-    padded = [(pad,) * (length - len(ids)) + ids for ids in own]
-    return [replace(one, encoded=(ids,)) for one, ids in zip(read, padded, strict=True)]
-
-
-def read_t5(
-    call: TextCall, texts: list[str], tokenizer: str = "tokenizer", most: int | None = None
-) -> list[Prompt]:
-    """Read prompts for T5 alone, filled up to the call's length, ``most`` at most."""
-    t5 = getattr(call.pipe, tokenizer)
-    options = filled(call.length(most=most))
-    return [read_source(t5, call.source(t5, text), **options) for text in texts]
-
-
-def read_captions(call: TextCall, texts: list[str], **options: Any) -> list[Prompt]:
-    """Read prompts in lower case, see :func:`cleaned`, filled up to the call's length."""
-    options = {**filled(call.length()), **options}
-    return [read_source(call.pipe.tokenizer, cleaned(call, text), **options) for text in texts]
-
-
-def read_then_zeros(
-    call: TextCall,
-    texts: list[str],
-    clean: Callable[[TextCall, str], Source] = lambda _call, text: Source.of(text),
-) -> list[Prompt]:
-    """Read each prompt alone, then zeros up to the call's length."""
-    length = call.length()
-    options: dict[str, Any] = {"truncation": True, "max_length": length}
-    read = [read_source(call.pipe.tokenizer, clean(call, text), **options) for text in texts]
-    return zero_filled(read, length)
-
-
 def zeros(length: int) -> tuple[Token, ...]:
     """Return columns of zeros, which come from no token."""
     return (Token(-1, PAD, 0, 0, PAD),) * length
@@ -251,29 +162,6 @@ def zeros(length: int) -> tuple[Token, ...]:
 def zero_filled(prompts: list[Prompt], length: int) -> list[Prompt]:
     """Return the prompts followed by columns of zeros, up to a length."""
     return [replace(one, tokens=one.tokens + zeros(length - len(one.tokens))) for one in prompts]
-
-
-def cleaned(call: TextCall, text: str) -> Source:
-    """Return the prompt as DeepFloyd's ``_text_preprocessing`` leaves it; raise ValueError if it
-    changes more than case and outer spaces."""
-    source = Source.of(text).lower().strip()
-    if not call.option("clean_caption"):
-        return source
-    (found,) = call.pipe._text_preprocessing(text, clean_caption=True)
-    advice = ", or `clean_caption=False` to the run and here"
-    return as_cleaned(call, source, found, "_text_preprocessing", advice)
-
-
-def as_cleaned(
-    call: TextCall, source: Source, found: str, cleaner: str, advice: str = ""
-) -> Source:
-    """Return the source if the pipeline's cleaner found the same, else refuse the prompt."""
-    if found != source.text:
-        raise InvalidValueError(
-            f"By {cleaner} a {type(call.pipe).__name__} reads {found!r} for {source.prompt!r}. "
-            f"Pass that as the prompt{advice}."
-        )
-    return source
 
 
 def refuse_rewriting(call: TextCall, option: str, how: str) -> None:

@@ -79,8 +79,9 @@ class Family:
         size_unit: pixels that image sides must be a multiple of; cells may need more.
         default_size: pixels per side of an image if neither the pipeline nor the model has a
             ``sample_size``.
-        readers: prefixes of pipeline class names, and how those pipelines read prompts. The longest
-            prefix that fits a class, or its nearest base that any fits, wins.
+        readers: prefixes of pipeline class names, and how those pipelines read prompts, if their
+            ``encode_prompt`` alone does not tell. The longest prefix that fits a class, or its
+            nearest base that any fits, wins.
         guidance: names of pipeline classes, and how they and their subclasses run guidance.
         text_argument: argument of the pipeline's call with the text behind the columns;
             ``"prompt"`` if that is left out. A negative prompt's has ``negative_`` in front.

@@ -177,9 +177,9 @@ ALIKE = {
     "QwenImage21TurboModularPipeline": "QwenImage21Pipeline",
 }
 APART = """
-StableDiffusionPipeline StableDiffusion3Pipeline FluxPipeline Flux2Pipeline Flux2KleinPipeline
-Flux3ModularPipeline QwenImagePipeline QwenImageEditPipeline QwenImageEditPlusPipeline
-QwenImage21Pipeline KolorsPipeline AuraFlowPipeline MiniMaxH3ModularPipeline
+StableDiffusionPipeline StableDiffusion3Pipeline FluxPipeline Flux2Pipeline Flux3ModularPipeline
+QwenImageEditPipeline QwenImageEditPlusPipeline QwenImage21Pipeline KolorsPipeline AuraFlowPipeline
+MiniMaxH3ModularPipeline
 """
 
 

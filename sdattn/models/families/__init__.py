@@ -15,6 +15,7 @@ from typing import TypeVar
 from ...errors import InvalidTypeError, InvalidValueError
 from ..call_options import is_modular
 from ..denoiser_call import unwrapped
+from ..encode_prompt import read_encoded
 from ..encoders import Reader, refuse_unknown
 from ..family import Family
 from ..guiders import guider_of
@@ -135,7 +136,8 @@ def _words(name: str) -> tuple[str, ...]:
 
 
 def reader_of(pipe: Pipeline) -> Reader:
-    """Return the reader for a pipeline's class or its nearest base; the longest matching name wins.
+    """Return the reader for a pipeline's class or its nearest base; the longest matching name wins,
+    and the pipeline's own ``encode_prompt`` if none does.
 
     Mixins are passed over: Kolors has Stable Diffusion's, Chroma has Flux's.
     """
@@ -145,6 +147,8 @@ def reader_of(pipe: Pipeline) -> Reader:
             fitting = [name for name in readers if cls.__name__.startswith(name)]
             if fitting:
                 return readers[max(fitting, key=len)]
+    if is_modular(pipe) or hasattr(pipe, "encode_prompt"):
+        return read_encoded
     return refuse_unknown
 
 

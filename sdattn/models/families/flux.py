@@ -5,37 +5,15 @@ from dataclasses import replace
 from functools import partial
 
 from ...errors import InvalidValueError
-from ...prompts.tokenizing import PAD, Token, filled, tokenize
+from ...prompts.tokenizing import PAD, Token, tokenize
 from ...prompts.tokens import Prompt, place_words
 from ...prompts.words import Source
 from ..attention_layer import DOUBLE_THEN_SINGLE
 from ..denoiser_call import grid_of_ids
-from ..encoders import (
-    TextCall,
-    in_chat,
-    read_inside,
-    read_t5,
-    read_then_zeros,
-    refuse_rewriting,
-    refuse_unknown,
-    zeros,
-)
+from ..encode_prompt import read_encoded
+from ..encoders import TextCall, refuse_rewriting, refuse_unknown
 from ..family import Family
 from ..parts import IN_TURN, NEGATIVE_FIRST, Edits, ImageLatents, packed, shifted_latents
-
-
-def read_ovis(call: TextCall, texts: list[str]) -> list[Prompt]:
-    """Read Qwen3's chat format after an instruction, without its first tokens, the padding zeroed.
-    Source: pipeline_ovis_image.py, ``_get_ovis_prompt_embeds``."""
-    pipe = call.pipe
-    drop = pipe.user_prompt_begin_id
-    options = {**filled(call.length() + drop), "add_special_tokens": False}
-    inside = in_chat(pipe.tokenizer, before=pipe.system_prompt, enable_thinking=False)
-    (zero,) = zeros(1)
-    return [
-        replace(one, tokens=tuple(zero if token.special == PAD else token for token in one.tokens))
-        for one in read_inside(pipe.tokenizer, map(inside, texts), drop, **options)
-    ]
 
 
 def read_longcat(call: TextCall, texts: list[str]) -> list[Prompt]:
@@ -109,7 +87,7 @@ FAMILIES = (
         name="FLUX.1",
         denoisers=("FluxTransformer2DModel",),
         readers={
-            "Flux": partial(read_t5, tokenizer="tokenizer_2", most=512),
+            "Flux": partial(read_encoded, most=512),
             "FluxPriorRedux": refuse_unknown,
         },
         text_stream=lambda model, states: model.context_embedder(states),
@@ -129,7 +107,7 @@ FAMILIES = (
     flux_like(
         name="Chroma",
         denoisers=("ChromaTransformer2DModel",),
-        readers={"Chroma": partial(read_t5, most=512)},
+        readers={"Chroma": partial(read_encoded, most=512)},
         guidance=dict.fromkeys(
             ("ChromaPipeline", "ChromaImg2ImgPipeline", "ChromaInpaintPipeline"), IN_TURN
         ),
@@ -140,13 +118,12 @@ FAMILIES = (
         denoisers=("BriaTransformer2DModel",),
         timestep_unit=1.0,
         patch=1,  # the pipeline counts the cells of 2x2 that it packs
-        readers={"Bria": read_then_zeros, "BriaFibo": refuse_unknown},
+        readers={"BriaFibo": refuse_unknown},
         guidance={"BriaPipeline": NEGATIVE_FIRST},
     ),
     flux_like(
         name="Ovis-Image",
         denoisers=("OvisImageTransformer2DModel",),
-        readers={"OvisImage": read_ovis},
         guidance={"OvisImagePipeline": IN_TURN},
     ),
     flux_like(

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 
 from ...attention.joint_processor import Spans
 from ...prompts.tokenizing import PAD, Token, filled, tokenize
@@ -11,13 +12,12 @@ from ...prompts.words import Source
 from ..attention_layer import DOUBLE_THEN_SINGLE
 from ..denoiser_call import DenoiserCall
 from ..encoders import (
+    PLACEHOLDER,
     TextCall,
     filled_to_longest,
-    in_chat,
-    in_template,
-    read_inside,
     refuse_mixed_masks,
     refuse_unknown,
+    rendered,
     zeros,
 )
 from ..family import Family
@@ -111,7 +111,11 @@ def read_hunyuan_image(call: TextCall, texts: list[str]) -> list[Prompt]:
     transformer_hunyuanimage.py, ``forward``."""
     columns = call.pipe.tokenizer_max_length + call.pipe.tokenizer_2_max_length
     call.check(columns, "its tokenizer_max_length plus tokenizer_2_max_length")
-    whole = in_template(call.pipe.prompt_template_encode)
+    template = call.pipe.prompt_template_encode.format(PLACEHOLDER)
+    before, _, after = template.partition(PLACEHOLDER)
+
+    def whole(text: str) -> Source:
+        return Source.of(text).within(before, after)
 
     def quoted(text: str) -> Source | None:
         return glyph_text(text, (one for pattern in _QUOTED for one in re.finditer(pattern, text)))
@@ -132,24 +136,19 @@ class HunyuanImage(Family):
         return int(model.config.patch_size[-1])
 
 
-def read_hunyuan_video(call: TextCall, texts: list[str]) -> list[Prompt]:
-    """Read Llama's tokens after the template's, padded; CLIP gives one pooled vector. Source:
-    pipeline_hunyuan_video.py, ``_get_llama_prompt_embeds``."""
-    tokenizer = call.pipe.tokenizer
-    template = call.option("prompt_template")
-    crop = template.get("crop_start")
-    if crop is None:
-        # the pipeline takes the two last for the end of the turn and the place of the prompt
-        crop = len(tokenizer(template["template"], padding="max_length")["input_ids"]) - 2
-    sources = map(in_template(template["template"]), texts)
-    return read_inside(tokenizer, sources, crop, **filled(crop + call.length()))
-
-
 def read_hunyuan_video15(call: TextCall, texts: list[str]) -> list[Prompt]:
     """Read ByT5's tokens of the quoted text, then Qwen2.5-VL's tokens of the chat without its first
     ones, padded to the longest prompt in the batch; negative prompts are read alone. Source:
     pipeline_hunyuan_video1_5.py, ``encode_prompt``; transformer_hunyuan_video15.py, ``forward``."""
-    whole = in_chat(call.pipe.tokenizer, system=call.pipe.system_message)
+    pipe = call.pipe
+
+    def render(text: str) -> str:
+        roles = {"system": pipe.system_message, "user": text}
+        chat = [{"role": role, "content": content} for role, content in roles.items()]
+        whole = pipe.tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
+        return str(whole)
+
+    whole = partial(rendered, render=render)
     read = read_with_glyphs(call, texts, whole, _quoted15, "num_videos_per_prompt")
     # padding is masked, and its columns are nobody's: see _spans15
     read = [
@@ -210,8 +209,6 @@ FAMILIES = (
         video=True,
         fps=24,
         readers={
-            "HunyuanVideo": read_hunyuan_video,
-            "HunyuanSkyreels": read_hunyuan_video,
             "HunyuanVideoImageToVideo": refuse_unknown,  # Llava's, behind the tokens of an image
             "HunyuanVideoFramepack": refuse_unknown,
         },

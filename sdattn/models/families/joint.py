@@ -7,11 +7,12 @@ from functools import partial
 
 from ...attention.joint_processor import Spans
 from ...errors import InvalidValueError
-from ...prompts.tokenizing import PAD, Token, filled
+from ...prompts.tokenizing import filled
 from ...prompts.tokens import Prompt, join_prompts, read_source
 from ...prompts.words import Source
 from ..denoiser_call import grid_of_patches, unwrapped
-from ..encoders import TextCall, read_clip, read_t5, zeros
+from ..encode_prompt import read_encoded
+from ..encoders import TextCall
 from ..family import Family
 from ..parts import (
     IN_TURN,
@@ -26,54 +27,17 @@ from ..parts import (
 from ..pipeline import Given, Model
 
 AURAFLOW_REGISTERS = 8  # transformer: AuraFlowTransformer2DModel.register_tokens
-COGVIEW4_UNIT = 16  # tokens: the text is filled up to a multiple, in front
 
 
 def read_sd3(call: TextCall, texts: list[str]) -> list[Prompt]:
-    """Read two CLIPs in the first 77 columns, then T5, whose columns are zeros if it is left out.
-    Source: pipeline_stable_diffusion_3.py, ``encode_prompt``."""
-    pipe = call.pipe
-    before = pipe.tokenizer.model_max_length
-    clip = read_clip(TextCall(pipe, before, call.options), texts)
-    # CLIP's columns are known; the rest of the text states is T5's, or zeros.
-    length = call.length(before=before, most=512)
-    if pipe.text_encoder_3 is None:
-        t5 = [Prompt(text, (), zeros(length)) for text in texts]
-    else:
-        t5 = [read_source(pipe.tokenizer_3, Source.of(text), **filled(length)) for text in texts]
-    return [join_prompts(parts, ("CLIP", "T5")) for parts in zip(clip, t5, strict=True)]
-
-
-def read_auraflow(call: TextCall, texts: list[str]) -> list[Prompt]:
-    """Read the model's registers, which belong to no token, then Pile-T5. Source:
-    pipeline_aura_flow.py, ``encode_prompt``; auraflow_transformer_2d.py, ``forward``."""
-    options = filled(call.length(before=AURAFLOW_REGISTERS))
-    read = [read_source(call.pipe.tokenizer, Source.of(text), **options) for text in texts]
-    registers = zeros(AURAFLOW_REGISTERS)
-    return [join_prompts([Prompt(one.text, (), registers), one]) for one in read]
-
-
-def read_cogview4(call: TextCall, texts: list[str]) -> list[Prompt]:
-    """Read GLM, padded to the longest prompt of the batch, then on the left to a multiple of 16.
-    Source: pipeline_cogview4.py, ``_get_glm_embeds``."""
-    tokenizer = call.pipe.tokenizer
-    most = call.option("max_sequence_length")
-    sources = [Source.of(text) for text in texts]
-    options = {"truncation": True, "max_length": most}
-    longest = max(len(read_source(tokenizer, one, **options).tokens) for one in sources)
-    front = -longest % COGVIEW4_UNIT
-    if call.columns not in (None, front + longest):
-        raise call.unexplained(
-            f"`max_sequence_length={most!r}` makes {front + longest} of {texts}, as many as the "
-            "longest needs"
-        )
-    options = {**options, "padding": "max_length", "max_length": longest}
-    pad = Token(tokenizer.pad_token_id, tokenizer.pad_token, 0, 0, PAD)
-    read = []
-    for source in sources:
-        own = read_source(tokenizer, source, **options)
-        whole = join_prompts([Prompt(own.text, (), (pad,) * front), own])
-        read.append(replace(whole, encoded=((pad.id,) * front + own.encoded[0],)))
+    """Read two CLIPs in the first columns, then T5, whose columns are zeros if it is left out."""
+    names = ("CLIP", "T5")
+    read = read_encoded(call, texts, most=512, encoders=names)
+    if call.pipe.text_encoder_3 is None:
+        n_clip = call.pipe.tokenizer.model_max_length
+        lengths = (n_clip, len(read[0].tokens) - n_clip)
+        encoders = tuple(zip(names, lengths, strict=True))
+        read = [replace(one, encoders=encoders) for one in read]
     return read
 
 
@@ -165,7 +129,7 @@ FAMILIES = (
         spans=partial(text_then_image, before=AURAFLOW_REGISTERS),
         timestep_unit=1000.0,
         half="float16",
-        readers={"AuraFlow": read_auraflow},
+        readers={"AuraFlow": partial(read_encoded, before=AURAFLOW_REGISTERS)},
         preset="joint",
         guidance={"AuraFlowPipeline": NEGATIVE_FIRST_IN_CALL},
     ),
@@ -175,7 +139,6 @@ FAMILIES = (
         denoisers=("CogView4Transformer2DModel",),
         layers={"transformer_blocks.*.attn1": ("double", "joint")},
         joined="text first",
-        readers={"CogView4": read_cogview4},
         guidance=dict.fromkeys(("CogView4Pipeline", "CogView4ControlPipeline"), IN_TURN),
         preset="joint",
     ),
@@ -205,7 +168,6 @@ FAMILIES = (
         fps=lambda model: 16 if model.config.patch_size_t else 8,  # of 1.5 or 1.0 (model cards)
         frame_unit=2,  # its VAE decodes two at a time, and of an even number makes three more
         half="float16",
-        readers={"CogVideoX": read_t5},
         # The call decides from the guidance scale at the beginning of a run, which then changes.
         guidance=dict.fromkeys(_COGVIDEOX.split(), NEGATIVE_FIRST_IN_CALL),
     ),
@@ -217,7 +179,6 @@ FAMILIES = (
         joined="image first",
         video=True,
         fps=30,
-        readers={"Mochi": read_t5},
         guidance={"MochiPipeline": NEGATIVE_FIRST},
     ),
 )

@@ -12,41 +12,33 @@ from torch import Tensor
 
 from ...errors import InvalidTypeError, InvalidValueError
 from ...prompts.tokenizing import TEMPLATE
-from ...prompts.tokens import Prompt
-from ..encoders import TextCall, filled_to_longest, in_template, padded_in_front, read_inside
+from ...prompts.tokens import Prompt, read_source
+from ...prompts.words import Source
+from ..call_options import setting_of
+from ..encode_prompt import read_encoded
+from ..encoders import TextCall, filled_to_longest
 from ..family import Family
 from ..parts import IN_TURN, Edits, ImageLatents, packed, standardised, text_then_image, vae_latents
 from ..pipeline import Given, Model, Pipeline
 
 IMAGE = "<|image_pad|>"  # a token of an image
-_SYSTEM21 = "Comprehend and analyze the provided prompt."
-_TEMPLATE21 = (
-    f"<|im_start|>system\n{_SYSTEM21}<|im_end|>\n<|im_start|>user\n{{}}<|im_end|>\n"
-    "<|im_start|>assistant\n"
-)
 
 
-def read_qwen(call: TextCall, texts: list[str]) -> list[Prompt]:
-    """Read Qwen2.5-VL inside a template, without its first tokens, cut, and padded with zeros to
-    the longest prompt in the batch. Source: pipeline_qwenimage.py, ``_get_qwen_prompt_embeds``."""
-    most = call.option("max_sequence_length")
-    drop = call.setting("prompt_template_encode_start_idx")
-    limit = call.setting("tokenizer_max_length") + drop
-    templates = [call.setting("prompt_template_encode")] * len(texts)
-    return _read_filled(call, texts, templates, most, truncation=True, max_length=limit)
-
-
-def _read_filled(
-    call: TextCall, texts: list[str], templates: list[str], most: int | None = None, **options: Any
-) -> list[Prompt]:
-    """Read prompts in their templates' ``{}``, without the first tokens, ``most`` columns at most,
-    filled with zeros up to the longest; options are the tokenizer's."""
-    drop = call.setting("prompt_template_encode_start_idx")
-    sources = [in_template(template)(text) for text, template in zip(texts, templates, strict=True)]
-    options["keep"] = lambda n: range(drop, n)[:most]
-    read = read_inside(call.pipe.tokenizer, sources, **options)
-    by = "these images" if most is None else f"`max_sequence_length={most}`"
-    return filled_to_longest(call, read, by)
+def _read_filled(call: TextCall, texts: list[str], templates: list[str]) -> list[Prompt]:
+    """Read prompts in their templates' ``{}``, without the first tokens, filled with zeros up to
+    the longest; mark the images' tokens, which a tokenizer takes for end tokens."""
+    drop = setting_of(call.pipe, "prompt_template_encode_start_idx")
+    read = []
+    for text, template in zip(texts, templates, strict=True):
+        before, _, after = template.partition("{}")
+        source = Source.of(text).within(before, after)
+        prompt = read_source(call.pipe.tokenizer, source, keep=lambda n: range(drop, n))
+        tokens = [
+            replace(token, special=TEMPLATE) if token.text == IMAGE else token
+            for token in prompt.tokens
+        ]
+        read.append(replace(prompt, tokens=tuple(tokens)))
+    return filled_to_longest(call, read, "these images")
 
 
 def read_edit(call: TextCall, texts: list[str]) -> list[Prompt]:
@@ -58,9 +50,9 @@ def read_edit(call: TextCall, texts: list[str]) -> list[Prompt]:
         numbers = [_tokens(call, image.size) for image in given]
     else:
         numbers = [_tokens(call, _resized(given.size, 1024 * 1024))] * len(texts)
-    template = call.setting("prompt_template_encode")
+    template = setting_of(call.pipe, "prompt_template_encode")
     templates = [template.replace(IMAGE, IMAGE * number) for number in numbers]
-    return _of_template(_read_filled(call, texts, templates))
+    return _read_filled(call, texts, templates)
 
 
 def read_edit_plus(call: TextCall, texts: list[str]) -> list[Prompt]:
@@ -71,8 +63,8 @@ def read_edit_plus(call: TextCall, texts: list[str]) -> list[Prompt]:
     for i, image in enumerate(given if isinstance(given, list) else [given], start=1):
         number = _tokens(call, _resized(image.size, 384 * 384))
         before += f"Picture {i}: <|vision_start|>{IMAGE * number}<|vision_end|>"
-    template = call.setting("prompt_template_encode").replace("{}", before + "{}")
-    return _of_template(_read_filled(call, texts, [template] * len(texts)))
+    template = setting_of(call.pipe, "prompt_template_encode").replace("{}", before + "{}")
+    return _read_filled(call, texts, [template] * len(texts))
 
 
 def _option(call: TextCall, texts: list[str], *names: str) -> Any:
@@ -103,18 +95,6 @@ def _tokens(call: TextCall, size: tuple[int, int]) -> int:
     return int(patches // processor.merge_size**2)
 
 
-def _of_template(read: list[Prompt]) -> list[Prompt]:
-    """Mark the images' tokens as part of the template; a tokenizer takes them for end tokens."""
-    marked = []
-    for prompt in read:
-        tokens = [
-            replace(token, special=TEMPLATE) if token.text == IMAGE else token
-            for token in prompt.tokens
-        ]
-        marked.append(replace(prompt, tokens=tuple(tokens)))
-    return marked
-
-
 def _grid_of_shapes(_model: Model, given: Given) -> tuple[int, ...]:
     """Return the grid from ``img_shapes``: per row the (frames, rows, cols) of its images, the
     generated one first, or of that one alone."""
@@ -130,18 +110,10 @@ def _encode(pipe: Pipeline, pixels: Tensor) -> Tensor:
 
 
 def read_qwen21(call: TextCall, texts: list[str]) -> list[Prompt]:
-    """Read Qwen3-VL inside a template without its system message, padded with zeros to the longest
-    prompt in the batch. Source: pipeline_qwenimage21.py, ``_get_qwen_prompt_embeds``."""
+    """Read prompts without images."""
     if call.options.get("image") is not None:
         raise _of_images(type(call.pipe).__name__)
-    processor = call.pipe.processor
-    message = [{"role": "system", "content": [{"type": "text", "text": _SYSTEM21}]}]
-    (system,) = processor.apply_chat_template(message, tokenize=True, return_dict=False)
-    sources = map(in_template(_TEMPLATE21), texts)
-    read = read_inside(processor.tokenizer, sources, drop=len(system))
-    longest = max(len(one.encoded[0]) for one in read)
-    read = padded_in_front(read, longest, processor.tokenizer.pad_token_id)
-    return filled_to_longest(call, read)
+    return read_encoded(call, texts)
 
 
 def _of_images(name: str) -> InvalidTypeError:
@@ -176,7 +148,6 @@ FAMILIES = (
         timestep_unit=1000.0,
         patch=2,  # cut by the pipelines
         readers={
-            "QwenImage": read_qwen,
             "QwenImageEdit": read_edit,
             "QwenImageEditPlus": read_edit_plus,
         },

@@ -6,17 +6,13 @@ from functools import partial
 
 from ...attention.joint_processor import Spans
 from ...errors import InvalidTypeError
-from ...prompts.tokenizing import TEMPLATE, Token, filled
-from ...prompts.tokens import Prompt, join_prompts, read_source
-from ...prompts.words import Source
+from ...prompts.tokens import Prompt, read_source
 from ..denoiser_call import grid_of_ids
+from ..encode_prompt import read_encoded
 from ..encoders import (
     PLACEHOLDER,
     TextCall,
     filled_to_longest,
-    in_chat,
-    padded_in_front,
-    read_inside,
     refuse_rewriting,
     refuse_unknown,
     rendered,
@@ -33,52 +29,16 @@ _IDEOGRAM4_OFFSET = 65536
 
 
 def read_ernie(call: TextCall, texts: list[str]) -> list[Prompt]:
-    """Read each prompt alone, then zeros up to the longest in the batch, negative prompts included.
-    Source: pipeline_ernie_image.py, ``encode_prompt`` and ``_pad_text``."""
-    pipe = call.pipe
-    if None not in (pipe.pe, pipe.pe_tokenizer):
+    """Read prompts, with zeros up to the longest in the batch, negative prompts included. Source:
+    pipeline_ernie_image.py, ``_pad_text``."""
+    if None not in (call.pipe.pe, call.pipe.pe_tokenizer):
         refuse_rewriting(call, "use_pe", "Take its revised_prompts of a run")
-    read = [read_source(pipe.tokenizer, Source.of(text), truncation=True) for text in texts]
-    return filled_to_longest(call, read, or_more=True)
-
-
-def read_lumina2(call: TextCall, texts: list[str]) -> list[Prompt]:
-    """Read Gemma without its padding, padded again to the longest prompt in the batch; negative
-    prompts are read alone. Source: pipeline_lumina2.py, ``encode_prompt`` and
-    ``_get_gemma_prompt_embeds``."""
-    most = call.option("max_sequence_length")
-    system = call.option("system_prompt")
-    if system is None:
-        system = call.pipe.system_prompt
-    before = "" if call.negative else system + " <Prompt Start> "
-    sources = [Source.of(text).within(before, "") for text in texts]
-    read = read_inside(call.pipe.tokenizer, sources, truncation=True, max_length=most)
-    return filled_to_longest(call, read, f"`max_sequence_length={most}`")
+    return read_encoded(call, texts, or_more=True)
 
 
 def _lumina2_spans(_model: Model, given: Given, cells: int) -> Sequence[Spans]:
     lengths: list[int] = given["encoder_attention_mask"].sum(dim=1).tolist()
     return [(slice(length, length + cells), slice(0, length)) for length in lengths]
-
-
-def read_krea2(call: TextCall, texts: list[str]) -> list[Prompt]:
-    """Read Qwen3-VL after a system message that is dropped, padded, with the end of the user's turn
-    after the padding. Source: pipeline_krea2.py, ``get_text_hidden_states``."""
-    tokenizer = call.pipe.tokenizer
-    before = call.setting("prompt_template_encode_prefix")
-    after = call.setting("prompt_template_encode_suffix")
-    drop = call.setting("prompt_template_encode_start_idx")
-    n_after = call.setting("prompt_template_encode_num_suffix_tokens")
-    options = filled(call.length() + drop - n_after)
-    ids = tokenizer([after])["input_ids"][0]
-    suffix = tuple(Token(one, tokenizer.convert_ids_to_tokens(one), 0, 0, TEMPLATE) for one in ids)
-    sources = [Source.of(text).within(before, "") for text in texts]
-    return [
-        replace(
-            join_prompts([own, Prompt(own.text, (), suffix)]), encoded=((*own.encoded[0], *ids),)
-        )
-        for own in read_inside(tokenizer, sources, drop, **options)
-    ]
 
 
 def read_ideogram4(call: TextCall, texts: list[str]) -> list[Prompt]:
@@ -92,9 +52,12 @@ def read_ideogram4(call: TextCall, texts: list[str]) -> list[Prompt]:
         whole = tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
         return str(whole)
 
-    sources = [rendered(text, render) for text in texts]
-    read = read_inside(tokenizer, sources, add_special_tokens=False)
-    return filled_to_longest(call, padded_in_front(read, call.option("max_sequence_length"), 0))
+    read = []
+    for text in texts:
+        prompt = read_source(tokenizer, rendered(text, render), add_special_tokens=False)
+        padding = (0,) * (call.option("max_sequence_length") - len(prompt.tokens))
+        read.append(replace(prompt, encoded=(padding + prompt.encoded[0],)))
+    return filled_to_longest(call, read)
 
 
 def _ideogram4_spans(_model: Model, given: Given, cells: int) -> Sequence[Spans]:
@@ -105,18 +68,15 @@ def _ideogram4_spans(_model: Model, given: Given, cells: int) -> Sequence[Spans]
 
 
 def read_z_image(call: TextCall, texts: list[str]) -> list[Prompt]:
-    """Read Qwen3's chat format without its padding; the model pads each row to a multiple of 32
-    tokens, and the map to the longest row. Source: pipeline_z_image.py, ``_encode_prompt``;
-    transformer_z_image.py, ``patchify_and_embed``."""
-    tokenizer = call.pipe.tokenizer
-    most = call.option("max_sequence_length")
-    inside = in_chat(tokenizer, enable_thinking=True)
-    before, _, after = inside(PLACEHOLDER).text.partition(PLACEHOLDER)
+    """Read prompts that the model pads to a multiple of 32 tokens, and the map to the longest row.
+    Source: transformer_z_image.py, ``patchify_and_embed``."""
+    options = {"tokenize": False, "add_generation_prompt": True, "enable_thinking": True}
+    chat = [{"role": "user", "content": PLACEHOLDER}]
+    whole = call.pipe.tokenizer.apply_chat_template(chat, **options)
+    before, _, after = whole.partition(PLACEHOLDER)
     # The pipeline replaces prompts in a list by their rendered form.
     bare = [text.removeprefix(before).removesuffix(after) for text in texts]
-    read = read_inside(tokenizer, map(inside, bare), truncation=True, max_length=most)
-    by = f"`max_sequence_length={most!r}`"
-    return filled_to_longest(call, read, by, unit=Z_IMAGE_UNIT, or_more=True)
+    return read_encoded(call, bare, unit=Z_IMAGE_UNIT, or_more=True)
 
 
 def _filled(tokens: int) -> int:
@@ -174,7 +134,8 @@ FAMILIES = (
         spans_arguments=("encoder_attention_mask",),
         timestep_unit=-1000.0,
         timestep_start=1000.0,
-        readers={"Lumina2": read_lumina2},
+        # the system prompt comes before a prompt alone: pipeline_lumina2.py, encode_prompt
+        readers={"Lumina2": partial(read_encoded, masked=True, negative_apart=True)},
         guidance={"Lumina2Pipeline": IN_TURN},
         text_options=("max_sequence_length", "system_prompt"),
         preset="joint",
@@ -192,7 +153,6 @@ FAMILIES = (
         grid_argument="position_ids",
         timestep_unit=1000.0,
         patch=2,  # cut by the pipeline
-        readers={"Krea2": read_krea2},
         guidance=dict.fromkeys(("Krea2Pipeline", "Krea2TurboModularPipeline"), IN_TURN),
         preset="joint",
     ),

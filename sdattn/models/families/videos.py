@@ -1,23 +1,19 @@
 """Videos as one sequence: Wan 2.1 and 2.2, LTX-Video, LTX-2 and MiniMax-H3."""
 
 import math
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 
 from ...attention.joint_processor import Spans
-from ...errors import InvalidTypeError, InvalidValueError, MissingPackageError, OptionError
+from ...errors import InvalidTypeError, InvalidValueError, OptionError
 from ...prompts.tokenizing import filled
 from ...prompts.tokens import Prompt, read_source
 from ...prompts.words import Source
 from ..attention_layer import SELF_THEN_CROSS
 from ..denoiser_call import Timestep, grid_of_places, unwrapped
+from ..encode_prompt import read_each_encoded, read_encoded
 from ..encoders import (
     TextCall,
-    as_cleaned,
-    read_inside,
-    read_t5,
-    read_then_zeros,
     refuse_mixed_masks,
     refuse_rewriting,
     refuse_unknown,
@@ -33,10 +29,10 @@ _TEXT_BESIDE_IMAGE = 512
 
 
 def read_wan(call: TextCall, texts: list[str]) -> list[Prompt]:
-    """Read UMT5, then zeros, which attract attention, since no mask hides them. Source:
-    pipeline_wan.py, ``prompt_clean`` and ``_get_t5_prompt_embeds``."""
-    _check_image(call, call.length())
-    return read_then_zeros(call, texts, _cleaned)
+    """Read UMT5, then zeros, which attract attention, since no mask hides them."""
+    read = read_encoded(call, texts)
+    _check_image(call, len(read[0].tokens))
+    return read
 
 
 def _check_image(call: TextCall, length: int) -> None:
@@ -63,22 +59,6 @@ def _check_image(call: TextCall, length: int) -> None:
             f"{1 + pipe.vae_scale_factor_temporal}, for example."
         )
         raise OptionError("num_frames", frames, text)
-
-
-def _cleaned(call: TextCall, text: str) -> Source:
-    """Return the prompt as the pipeline leaves it, if it only strips spaces at the ends."""
-    names = [cls.__module__ for cls in type(call.pipe).__mro__]
-    names += [f"{name.rpartition('.')[0]}.encoders" for name in names]  # in modular pipelines
-    modules = [sys.modules[name] for name in names if name in sys.modules]
-    clean = next(one.prompt_clean for one in modules if hasattr(one, "prompt_clean"))
-    try:
-        cleaned = clean(text)
-    except NameError as error:  # all but text to video use ftfy without asking whether it is there
-        raise MissingPackageError(
-            f"A {type(call.pipe).__name__} cleans its prompts with ftfy, which is not installed. "
-            "Install it: pip install 'sdattn[video]'"
-        ) from error
-    return as_cleaned(call, Source.of(text).strip(), cleaned, "prompt_clean")
 
 
 def _attends_to_image(model: Model) -> bool:
@@ -129,9 +109,13 @@ def _ltx_grid(_model: Model, given: Given) -> tuple[int, ...]:
 def read_ltx2(call: TextCall, texts: list[str]) -> list[Prompt]:
     """Read Gemma, padded on the left. The connectors move the prompt to the front and append
     learned registers, which belong to no token and attract attention. Source: pipeline_ltx2.py,
-    ``_get_gemma_prompt_embeds``; connectors.py, ``LTX2ConnectorTransformer1d.forward``."""
+    ``_get_gemma_prompt_embeds``, which some diffusers have normalise the states; connectors.py,
+    ``LTX2ConnectorTransformer1d.forward``."""
     pipe = call.pipe
-    length = call.length()
+    length = call.option("max_sequence_length")
+    if call.columns is not None and "max_sequence_length" not in call.options:
+        length = call.columns
+    call.check(length, f"`max_sequence_length={length}`")
     how = "Call pipe.enhance_prompt(prompt, system_prompt) yourself"
     refuse_rewriting(call, "enable_prompt_enhancement", how)
     read = []
@@ -167,19 +151,14 @@ def _ltx2_grid(model: Model, given: Given) -> tuple[int, ...]:
 
 
 def read_h3(call: TextCall, texts: list[str]) -> list[Prompt]:
-    """Read Qwen3-VL without a chat. Source: modular_pipelines/minimax_h3/encoders.py,
-    ``MiniMaxH3TextEncoderStep``."""
+    """Read prompts without images."""
     if any(call.options.get(name) is not None for name in ("image", "last_image", "references")):
         raise InvalidTypeError(
             f"The text encoder of a {type(call.pipe).__name__} reads images before the prompt, so "
             f"the columns of {texts[0]!r} depend on them. Pass labels, for example {{'cat': [2]}}, "
             "and columns=."
         )
-    sources = map(Source.of, texts)
-    read = read_inside(call.pipe.tokenizer, sources, add_special_tokens=False)
-    for one in read:
-        call.check(len(one.tokens), repr(one.text))
-    return read
+    return read_each_encoded(call, texts)
 
 
 def _h3_grid(_model: Model, given: Given) -> tuple[int, ...]:
@@ -228,7 +207,6 @@ FAMILIES = (
         video=True,
         fps=25,
         patch=1,
-        readers={"LTX": read_t5},
         guidance=dict.fromkeys(
             ("LTXPipeline", "LTXImageToVideoPipeline", "LTXConditionPipeline"), NEGATIVE_FIRST
         ),
