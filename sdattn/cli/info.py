@@ -10,7 +10,7 @@ from .options import DEVICES, Dtype, Loading, load, one_of
 from .output import Output
 
 if TYPE_CHECKING:
-    from ..models.attention_layer import AttentionLayer
+    from ..models.layers import AttentionLayer
     from ..models.pipeline import Pipeline
 
 
@@ -32,8 +32,8 @@ def info(
       sdattn info owner/name --json
     """
     from ..loading.options import device_of, options_of
+    from ..models.denoiser import find_denoiser
     from ..models.facts import latent_size
-    from ..models.layers import find_denoiser
     from ..models.shortcomings import shortcomings
     from ..runs.info import LayerEntry
 

@@ -27,11 +27,7 @@ from ..look.refined import Spreading
 from ..look.sources import handed_over, may_hand_over, see
 from ..look.text_stream import TextStream
 from ..models.denoiser_call import is_compiled
-from ..models.layers import (
-    AttentionLayer,
-    LayerSelection,
-    select_layers,
-)
+from ..models.layers import AttentionLayer, LayerSelection, select_layers
 from ..models.running_call import running_variables
 from ..models.values import refuse_crop
 from .budget import Budget, Expected, warn_of_much

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch
 
-from ..models.layers import find_denoiser
+from ..models.denoiser import find_denoiser
 from ..models.pipeline import Given, Pipeline
 from .folder import PipelineFolder
 from .index import home_of, named_errors, without_weights

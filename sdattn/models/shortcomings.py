@@ -2,9 +2,9 @@
 
 from collections import Counter
 
+from .denoiser import find_denoiser
 from .families import edits_of
 from .guidance import guided_order
-from .layers import find_denoiser
 from .pipeline import Pipeline
 from .reading import read_prompts
 

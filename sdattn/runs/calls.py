@@ -10,8 +10,8 @@ from ..keep.budget import Budget
 from ..loading.facts import check_names
 from ..loading.pipelines import load_pipeline
 from ..maps.presets import Preset, preset_of
+from ..models.denoiser import held_model
 from ..models.facts import PipelineFacts
-from ..models.layers import held_model
 from ..models.pipeline import Options
 from ..models.values import check_text, check_values, checked_prompts, checked_seeds
 from ..prompts.words import empty_prompt

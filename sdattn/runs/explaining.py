@@ -27,9 +27,9 @@ from ..inversion.stand_ins import Noised, noised
 from ..keep.budget import Budget
 from ..maps.presets import Preset, preset_for
 from ..maps.requirements import capture_settings, checked_capture
+from ..models.denoiser import find_denoiser
 from ..models.facts import PipelineFacts
 from ..models.families import image_latents_of, unguided_options
-from ..models.layers import find_denoiser
 from ..models.pipeline import Options, Pipeline
 from ..models.pipeline_call import checked_options, named_bar, one_at_a_time
 from ..models.reading import read_prompts

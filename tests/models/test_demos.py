@@ -20,8 +20,8 @@ from scripts.moving import goes_right
 from sdattn.loading.outline import outline
 from sdattn.loading.pipelines import LENT
 from sdattn.models.demos import DEMOS, HOME, demo_named, demo_of
+from sdattn.models.denoiser import find_denoiser
 from sdattn.models.facts import default_frames
-from sdattn.models.layers import find_denoiser
 from sdattn.runs.report import report
 
 UNET_PLACES = ["down"] * 6 + ["mid"] + ["up"] * 9

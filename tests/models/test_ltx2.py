@@ -12,9 +12,9 @@ from helpers.rows import Way
 from helpers.small_images import new_image
 
 from sdattn import CaptureError, capture, generate
+from sdattn.models.denoiser import find_denoiser
 from sdattn.models.facts import default_frames, frame_rate
 from sdattn.models.families import guidance_of, reader_of
-from sdattn.models.layers import find_denoiser
 from sdattn.models.reading import read_prompts
 from sdattn.models.shortcomings import shortcomings
 

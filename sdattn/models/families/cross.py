@@ -9,7 +9,6 @@ from ...errors import InvalidValueError
 from ...prompts.tokenizing import filled
 from ...prompts.tokens import Prompt, read_source
 from ...prompts.words import Source
-from ..attention_layer import SELF_THEN_CROSS
 from ..denoiser_call import Timestep, grid_of_patches
 from ..encoders import (
     PLACEHOLDER,
@@ -21,6 +20,7 @@ from ..encoders import (
     refuse_unknown,
 )
 from ..family import Family
+from ..layers import SELF_THEN_CROSS
 from ..parts import IN_TURN, NEGATIVE_FIRST, NEGATIVE_FIRST_IN_CALL
 from ..pipeline import Given, Model, Pipeline
 

@@ -8,7 +8,6 @@ from ...errors import InvalidValueError
 from ...prompts.tokenizing import PAD, Token, filled, tokenize
 from ...prompts.tokens import Prompt, place_words
 from ...prompts.words import Source
-from ..attention_layer import DOUBLE_THEN_SINGLE
 from ..denoiser_call import grid_of_ids
 from ..encoders import (
     TextCall,
@@ -21,6 +20,7 @@ from ..encoders import (
     zeros,
 )
 from ..family import Family
+from ..layers import DOUBLE_THEN_SINGLE
 from ..parts import IN_TURN, NEGATIVE_FIRST, Edits, ImageLatents, packed, shifted_latents
 
 
