@@ -94,7 +94,7 @@ def of_command() -> Count:
 def of_layer(pipe: Any) -> Count:
     """Count the last call of one layer, when all is warm."""
     import sdattn
-    from sdattn.models.layers import find_denoiser
+    from sdattn.models.denoiser import find_denoiser
 
     count = Count()
     layer = next(one for one in find_denoiser(pipe).layers if one.kind == "cross").module

@@ -24,10 +24,10 @@ from sdattn import inspect_attention
 from sdattn.files.terminal import shorter
 from sdattn.loading.index import read_index, without_weights
 from sdattn.loading.locating import download, find_model
-from sdattn.models.attention_layer import Kind, Place
 from sdattn.models.denoiser_call import holds_processor, unwrapped
 from sdattn.models.families import PAGE, claimed, closest
 from sdattn.models.family import Joined
+from sdattn.models.layers import Kind, Place
 from sdattn.unknown.inspection import AttentionTable
 from sdattn.unknown.proposal import InspectedCall, Proposal, folded
 

@@ -18,7 +18,8 @@ from helpers.matrix import PROCESSORS, ROWS, WAYS
 from helpers.rows import PROMPTS, Row, Way
 
 import sdattn
-from sdattn.models.layers import TEXT_KINDS, find_denoiser
+from sdattn.models.denoiser import find_denoiser
+from sdattn.models.layers import TEXT_KINDS
 
 
 def main() -> None:

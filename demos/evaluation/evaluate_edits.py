@@ -26,8 +26,8 @@ import sdattn
 from sdattn.edit import edit
 from sdattn.models import register, unregister
 from sdattn.models.demos import demo_settings
+from sdattn.models.denoiser import find_denoiser
 from sdattn.models.families import edits_of
-from sdattn.models.layers import find_denoiser
 from sdattn.models.pipeline_call import call_pipeline, images_of
 
 from ..scene_checker import Found, find_objects, match

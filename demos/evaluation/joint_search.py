@@ -34,7 +34,7 @@ from sdattn.maps.aggregation import finish
 from sdattn.maps.heatmaps import Heatmaps
 from sdattn.maps.presets import PRESETS
 from sdattn.maps.requirements import columns_around
-from sdattn.models.layers import find_denoiser
+from sdattn.models.denoiser import find_denoiser
 from sdattn.models.pipeline_call import call_pipeline, images_of
 from sdattn.models.reading import read_prompts
 

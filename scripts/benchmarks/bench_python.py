@@ -24,8 +24,8 @@ from diffusers import UNet2DConditionModel
 from torch import Tensor
 
 import sdattn
+from sdattn.models.denoiser import find_denoiser
 from sdattn.models.denoiser_call import innermost
-from sdattn.models.layers import find_denoiser
 
 from .models import Bench, make_bench, stable_diffusion
 

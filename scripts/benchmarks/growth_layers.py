@@ -17,8 +17,9 @@ from diffusers import (
 from torch import nn
 
 from sdattn.keep.keep import Keep
+from sdattn.models.denoiser import find_denoiser
 from sdattn.models.denoiser_call import Size
-from sdattn.models.layers import TEXT_KINDS, find_denoiser
+from sdattn.models.layers import TEXT_KINDS
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,9 @@ from torch.nn.functional import interpolate
 
 import sdattn
 from sdattn.maps.aggregation import refining
+from sdattn.models.denoiser import find_denoiser
 from sdattn.models.guidance import GuidanceWatch
-from sdattn.models.layers import TEXT_KINDS, find_denoiser
+from sdattn.models.layers import TEXT_KINDS
 
 
 class Seeds:

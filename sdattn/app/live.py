@@ -15,7 +15,7 @@ from PIL import Image
 
 from ..errors import OptionError, RunError, SdattnWarning, is_bug
 from ..maps.notebook import framed
-from ..models.layers import find_denoiser
+from ..models.denoiser import find_denoiser
 from ..models.pipeline_call import phase_of, turn
 from ..runs.report.pages import as_uri
 from ..runs.run import Run

@@ -25,8 +25,8 @@ from ..loading.digests import digest, digest_model
 from ..loading.pipelines import load_pipeline
 from ..maps.masks import MaskSettings
 from ..maps.requirements import columns_of
+from ..models.denoiser import find_denoiser
 from ..models.facts import makes_videos
-from ..models.layers import find_denoiser
 from ..models.pipeline import Pipeline
 from ..models.threads import limit_threads
 from ..runs.drawings import drawings

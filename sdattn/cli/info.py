@@ -11,7 +11,7 @@ from .options import DEVICES, DTYPE, LOADING, Given, Group, load, one_of
 from .output import Output
 
 if TYPE_CHECKING:
-    from ..models.attention_layer import AttentionLayer
+    from ..models.layers import AttentionLayer
     from ..models.pipeline import Pipeline
 
 _UNSEEN = {  # kinds of layers that no capture sees, and why
@@ -40,8 +40,8 @@ def info(
       sdattn info owner/name --json
     """
     from ..loading.options import device_of, options_of
+    from ..models.denoiser import find_denoiser
     from ..models.facts import latent_size
-    from ..models.layers import find_denoiser
     from ..runs.info import LayerEntry
 
     pipe = load({"model": model, "device": device, **loading}, output)
@@ -124,9 +124,9 @@ def _held(layers: "list[AttentionLayer]", latent: tuple[int, int], columns: int)
 
 def shortcomings(pipe: "Pipeline") -> list[str]:
     """Return the features of sdattn that do not work with a pipeline, one line each."""
+    from ..models.denoiser import find_denoiser
     from ..models.families import edits_of
     from ..models.guidance import guided_order
-    from ..models.layers import find_denoiser
     from ..models.reading import read_prompts
 
     kinds = Counter[str](layer.kind for layer in find_denoiser(pipe).layers)

@@ -16,10 +16,10 @@ from ..follow.pass_options import Guidance
 from ..follow.pass_reader import PassReader
 from ..follow.passes import Pass
 from ..follow.text_watch import RepeatedCalls
-from ..models.attention_layer import Kind
 from ..models.denoiser_call import innermost
+from ..models.families.unet import is_unet
 from ..models.guidance import guided_order
-from ..models.layers import Place, is_unet
+from ..models.layers import Kind, Place
 from ..models.pipeline import Pipeline
 from ..models.running_call import running_variables
 from ..models.values import refuse_crop

@@ -14,9 +14,10 @@ from ..attention.joining import TEXT, check_layer, unknown_layer
 from ..errors import InvalidTypeError, InvalidValueError, RunError, warn
 from ..follow.pass_reader import PassReader
 from ..follow.passes import CaptureWarning, Pass
-from ..models.attention_layer import Kind
+from ..models.denoiser import Denoiser, find_denoiser, joint_order
 from ..models.denoiser_call import innermost
-from ..models.layers import AttentionLayer, Denoiser, find_denoiser, is_unet, joint_order
+from ..models.families.unet import is_unet
+from ..models.layers import AttentionLayer, Kind
 from ..models.pipeline import Pipeline
 
 

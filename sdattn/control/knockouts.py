@@ -20,9 +20,10 @@ from ..maps import render
 from ..maps.heatmap import Heatmap
 from ..maps.notebook import figures_of
 from ..maps.requirements import columns_of
+from ..models.denoiser import find_denoiser
 from ..models.denoiser_call import Size
 from ..models.facts import images_a_prompt
-from ..models.layers import LayerSelection, find_denoiser
+from ..models.layers import LayerSelection
 from ..models.pipeline import Pipeline
 from ..models.pipeline_call import (
     call_pipeline,

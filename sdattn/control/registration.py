@@ -15,16 +15,10 @@ from ..follow.follower import Follower, Subscriber
 from ..follow.installer import Installation
 from ..follow.pass_reader import PassReader
 from ..follow.passes import CaptureError, CaptureWarning, Pass
-from ..models.attention_layer import KINDS
+from ..models.denoiser import Denoiser
 from ..models.denoiser_call import Size, innermost, is_compiled, unwrapped
-from ..models.layers import (
-    AttentionLayer,
-    Denoiser,
-    LayerSelection,
-    is_unet,
-    needs_size,
-    select_layers,
-)
+from ..models.families.unet import is_unet
+from ..models.layers import KINDS, AttentionLayer, LayerSelection, needs_size, select_layers
 from ..models.pipeline import Pipeline
 from .attention_store import AttentionStore
 from .controlled_layers import (

@@ -23,9 +23,10 @@ from ..follow.pass_reader import PassReader
 from ..follow.passes import CaptureError, Pass
 from ..follow.run_part import RunPart, Span
 from ..look.unknown_processors import is_plain
+from ..models.denoiser import find_denoiser
 from ..models.denoiser_call import DenoiserCall, Size, innermost
 from ..models.guidance import Order, guided_order
-from ..models.layers import TEXT_KINDS, LayerSelection, find_denoiser, select_layers
+from ..models.layers import TEXT_KINDS, LayerSelection, select_layers
 from ..models.pipeline import Pipeline
 from .controlled_layers import check_joint, check_weights
 from .registration import ControlHandle

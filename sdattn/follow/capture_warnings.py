@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 from ..errors import CaptureError, warn
 from ..files.records import Record
-from ..models.denoiser_call import innermost
-from ..models.layers import AttentionLayer, Denoiser, unwrapped
+from ..models.denoiser import Denoiser
+from ..models.denoiser_call import innermost, unwrapped
+from ..models.layers import AttentionLayer
 from .pass_reader import PassReader
 from .passes import CaptureWarning, Pass, Strays
 from .text_watch import RepeatedCalls

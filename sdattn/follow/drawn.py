@@ -16,8 +16,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from ..errors import InvalidValueError
+from ..models.denoiser import Denoiser
 from ..models.guidance import Branch
-from ..models.layers import Denoiser
 from ..models.pipeline import Given
 from ..models.running_call import running_call, running_variables
 from ..prompts.tokens import Prompt

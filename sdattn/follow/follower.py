@@ -6,7 +6,7 @@ from threading import get_ident
 
 from torch import nn
 
-from ..models.layers import Denoiser
+from ..models.denoiser import Denoiser
 from ..models.pipeline import Given
 from .installer import Installation, PassHooks, in_backward
 from .pass_reader import PassReader

@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import Literal
 
 from ..errors import InvalidValueError, OptionError, refuse
+from ..models.denoiser import Denoiser
+from ..models.denoiser_call import unwrapped
+from ..models.families.own import is_own
 from ..models.guidance import Branch, Order
-from ..models.layers import Denoiser, is_own, unwrapped
 from ..models.values import whole
 
 BRANCHES: dict[str, tuple[Branch, ...]] = {

@@ -18,9 +18,9 @@ import torch
 
 from ..attention.joint_processor import Spans
 from ..errors import InvalidValueError
-from ..models.denoiser_call import DenoiserCall, Size
+from ..models.denoiser import Denoiser, ordered_spans
+from ..models.denoiser_call import DenoiserCall, Size, unwrapped
 from ..models.guidance import Branch, GuidanceWatch, Order, branch_rows
-from ..models.layers import Denoiser, ordered_spans, unwrapped
 from ..models.pipeline import Given, Model
 from ..models.running_call import Caller, RunningCall, caller_of
 from .call_layout import CallLayout

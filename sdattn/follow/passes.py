@@ -17,9 +17,8 @@ from torch import Tensor
 from ..attention.calls import Rows, row_index
 from ..errors import CaptureError as CaptureError
 from ..errors import SdattnWarning, warn
-from ..models.denoiser_call import Size, Timestep
+from ..models.denoiser_call import Size, Timestep, unwrapped
 from ..models.guidance import Branch, Order, branch_rows
-from ..models.layers import unwrapped
 from ..models.running_call import RunningCall
 from .text_watch import Verdict
 

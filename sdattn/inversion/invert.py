@@ -21,9 +21,9 @@ from torch import Tensor
 
 from ..errors import InvalidValueError, OptionError, RunError, option_names, refuse
 from ..files.images import AnyImage
+from ..models.denoiser import find_denoiser
 from ..models.denoiser_call import arguments
 from ..models.families import image_latents_of, unguided_options
-from ..models.layers import find_denoiser
 from ..models.pipeline import Model, Pipeline
 from ..models.pipeline_call import checked_options, named_bar, one_at_a_time
 from ..models.reading import read_prompts

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..models.layers import find_denoiser
+from ..models.denoiser import find_denoiser
 from ..models.pipeline import Given, Model, Pipeline
 
 Kwargs = dict[str, Any]

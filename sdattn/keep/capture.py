@@ -18,14 +18,9 @@ from ..look.joint_checks import check_backends, check_ways
 from ..look.other_text import asked_layers
 from ..look.refined import Spreading, spreading_layers
 from ..look.text_stream import TextStream
-from ..models.layers import (
-    AttentionLayer,
-    Denoiser,
-    checked_kinds,
-    find_denoiser,
-    select_layers,
-    unwrapped,
-)
+from ..models.denoiser import Denoiser, find_denoiser
+from ..models.denoiser_call import unwrapped
+from ..models.layers import AttentionLayer, checked_kinds, select_layers
 from ..models.pipeline import Pipeline
 from .keep import Keep
 from .map_store import CapturedMaps

@@ -27,7 +27,8 @@ from ..look.attended import Attended, Columns, chosen_columns
 from ..look.sdpa import TORCHS, no_softmax, replacement
 from ..look.unknown_processors import TRACED, is_plain
 from ..models.denoiser_call import Size
-from ..models.layers import AttentionLayer, is_unet
+from ..models.families.unet import is_unet
+from ..models.layers import AttentionLayer
 from .keep import Keep
 from .map_store import CapturedMaps
 from .sums import called_twice

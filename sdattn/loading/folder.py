@@ -6,9 +6,9 @@ from typing import Any
 import torch
 
 from ..errors import OptionError, did_you_mean
+from ..models.denoiser import what_it_holds
 from ..models.families import family_of, listed
 from ..models.family import Family
-from ..models.layers import what_it_holds
 from ..models.pipeline import Given
 from .file_errors import loading_errors
 from .index import as_dtype, check_variant, home_of, read_index, without_weights

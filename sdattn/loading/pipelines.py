@@ -6,7 +6,7 @@ import torch
 
 from ..errors import InvalidTypeError, known_options
 from ..models.demos import HOME, folder_name
-from ..models.layers import find_denoiser
+from ..models.denoiser import find_denoiser
 from ..models.pipeline import Pipeline
 from .devices import checked_device, checked_dtype, place
 from .folder import PipelineFolder, quantized

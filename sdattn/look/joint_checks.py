@@ -12,8 +12,9 @@ from torch import Tensor
 from ..attention import split_heads
 from ..attention.calls import AttentionCall
 from ..errors import OptionError, RunError
+from ..models.denoiser import Denoiser, joint_spans
 from ..models.denoiser_call import head_count, innermost
-from ..models.layers import AttentionLayer, Denoiser, joint_spans
+from ..models.layers import AttentionLayer
 from .dispatched import DISPATCH, backend_of
 from .output_space import Space
 from .row_orders import RowCalls

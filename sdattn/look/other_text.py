@@ -20,7 +20,9 @@ from ..attention.calls import ALL, Rows, chosen_rows
 from ..attention.device_copies import DeviceCopies
 from ..errors import InvalidTypeError, InvalidValueError, RunError
 from ..models.call_options import call_options, option_of
-from ..models.layers import AttentionLayer, Denoiser, find_denoiser, is_unet
+from ..models.denoiser import Denoiser, find_denoiser
+from ..models.families.unet import is_unet
+from ..models.layers import AttentionLayer
 from .attended import Attended, Columns, softmax_of
 from .projections import projected_call
 

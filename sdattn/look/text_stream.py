@@ -22,8 +22,9 @@ from ..attention.controlled import unasked
 from ..attention.device_copies import DeviceCopies
 from ..errors import InvalidValueError, RunError
 from ..follow.installer import Installation
+from ..models.denoiser import Denoiser
 from ..models.denoiser_call import arguments, innermost, unwrapped
-from ..models.layers import AttentionLayer, Denoiser
+from ..models.layers import AttentionLayer
 
 TEXT = "encoder_hidden_states"
 # The stream whose block runs again now; None while the model runs.

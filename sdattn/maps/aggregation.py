@@ -19,8 +19,9 @@ from torch.nn.functional import adaptive_avg_pool2d
 
 from ..errors import InvalidTypeError
 from ..follow.passes import CaptureError
+from ..models.denoiser import find_denoiser
 from ..models.denoiser_call import Size
-from ..models.layers import TEXT_KINDS, AttentionLayer, find_denoiser
+from ..models.layers import TEXT_KINDS, AttentionLayer
 from ..prompts.tokenizing import EOS, SOS
 from ..prompts.tokens import Prompt
 from .heatmaps import Heatmaps

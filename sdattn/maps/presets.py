@@ -19,7 +19,7 @@ from typing import Any, Literal, get_args
 from ..errors import InvalidValueError, refuse
 from ..follow.run_part import RunPart
 from ..look.output_space import Space
-from ..models.layers import find_denoiser
+from ..models.denoiser import find_denoiser
 
 UNET = ("down", "mid", "up")
 _CHOICES: dict[str, tuple[str | None, ...]] = {

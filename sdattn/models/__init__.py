@@ -1,8 +1,9 @@
 """Facts about diffusers' models.
 
 A `Family` (`family`, all are in `families`) describes a kind of denoiser: where its attention
-is, how a call is read, how its pipelines read prompts and run guidance. `layers` finds a pipeline's
-denoiser and its layers, `reading` its prompts' columns, `guidance` the rows of each branch.
+is, how a call is read, how its pipelines read prompts and run guidance. `denoiser` finds a
+pipeline's denoiser, `layers` chooses among its attention layers, `reading` reads its prompts'
+columns, `guidance` the rows of each branch.
 
 `facts` answers questions about a pipeline once a run, `pipeline_call` calls it with checked
 options, `values` checks those that need no pipeline, and `demos` knows the demo models inside this

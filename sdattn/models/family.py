@@ -24,7 +24,6 @@ from torch.nn import Module
 
 from ..attention.joint_processor import Spans
 from ..errors import InvalidTypeError, InvalidValueError
-from .attention_layer import AttentionLayer, Kind, Place
 from .denoiser_call import (
     DenoiserCall,
     Size,
@@ -36,6 +35,7 @@ from .denoiser_call import (
     unwrapped,
 )
 from .encoders import Reader
+from .layers import AttentionLayer, Kind, Place
 from .parts import Edits, Guidance, ImageLatents, Names
 from .pipeline import Given, Model
 

@@ -12,7 +12,7 @@ from typing import Literal
 from torch import Tensor
 
 from ..attention.joint_processor import Spans
-from .attention_layer import AttentionLayer
+from .layers import AttentionLayer
 from .pipeline import Given, Model, Options, Pipeline
 
 NoiseKind = Literal["diffusion", "flow"]

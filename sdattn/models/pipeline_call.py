@@ -11,6 +11,7 @@ import torch
 
 from ..errors import InvalidValueError, OptionError, did_you_mean, refuse
 from .call_options import is_modular
+from .denoiser import held_model
 from .facts import (
     PipelineFacts,
     check_frames,
@@ -24,7 +25,6 @@ from .facts import (
 )
 from .finite import watch_finite
 from .guiders import guider_of
-from .layers import held_model
 from .pipeline import Options, Pipeline
 from .threads import few_threads, warn_of_slow_steps
 from .values import EACH, OURS, check_side, check_values, no_videos, whole

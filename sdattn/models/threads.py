@@ -18,8 +18,8 @@ from contextlib import contextmanager
 import torch
 
 from ..errors import SdattnWarning, warn
+from .denoiser import held_model
 from .denoiser_call import is_compiled
-from .layers import held_model
 
 SMALL = 50_000_000  # weights of a pipeline that runs in one thread on a CPU
 SLOW = 1.0  # seconds a step

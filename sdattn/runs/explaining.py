@@ -25,8 +25,8 @@ from ..inversion.images import at_own_size, encode, fit
 from ..inversion.schedules import check_scheduler, schedule_of
 from ..inversion.stand_ins import Noised, noised
 from ..maps.presets import Preset, preset_for
+from ..models.denoiser import find_denoiser
 from ..models.families import image_latents_of, unguided_options
-from ..models.layers import find_denoiser
 from ..models.pipeline import Options, Pipeline
 from ..models.pipeline_call import checked_options, named_bar, one_at_a_time
 from ..models.threads import few_threads

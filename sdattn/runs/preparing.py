@@ -18,8 +18,9 @@ from ..look.queries import Queries
 from ..maps.aggregation import PLACE, refining
 from ..maps.presets import Preset, preset_for, preset_of
 from ..maps.requirements import capture_settings, checked_capture, columns_around
+from ..models.denoiser import held_model
 from ..models.facts import PipelineFacts, images_a_prompt, latent_size
-from ..models.layers import held_model, select_layers
+from ..models.layers import select_layers
 from ..models.pipeline import Options, Pipeline
 from ..models.pipeline_call import checked_options, one_each
 from ..models.reading import read_prompts

@@ -21,8 +21,8 @@ from torch import Tensor, nn
 
 from ..attention.core import level_grids
 from ..errors import InvalidTypeError, InvalidValueError
-from ..models.attention_layer import Kind
 from ..models.denoiser_call import Size, unwrapped
+from ..models.layers import Kind
 from .dry_run import Tokens, tokens_seen, with_other
 from .proposal import InspectedCall, Proposal, propose
 from .told import LEVELS, arguments_by_name

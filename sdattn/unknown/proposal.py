@@ -15,8 +15,8 @@ from torch import Tensor
 
 from ..attention.core import grid_text, level_grids
 from ..errors import InvalidValueError
-from ..models.attention_layer import Kind
 from ..models.denoiser_call import Size
+from ..models.layers import Kind
 from .told import LEVELS, ToldFamily, told_family
 
 PATCHES = (1, 2, 4, 8, 16)

@@ -12,9 +12,9 @@ from torch import Tensor
 
 from ..attention.core import level_grids
 from ..errors import InvalidValueError, OptionError, refuse
-from ..models.attention_layer import AttentionLayer, Kind
 from ..models.denoiser_call import DenoiserCall, Size, Timestep, arguments
 from ..models.family import Family
+from ..models.layers import AttentionLayer, Kind
 from ..models.pipeline import Given, Model
 from ..models.values import whole
 

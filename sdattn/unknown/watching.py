@@ -23,16 +23,10 @@ from ..keep.map_store import CapturedMaps
 from ..keep.sums import Sum
 from ..look.attended import FramesTogether
 from ..look.sdpa import kernel_name, no_softmax
+from ..models.denoiser import Denoiser
 from ..models.denoiser_call import unwrapped
 from ..models.families import listed
-from ..models.layers import (
-    AttentionLayer,
-    Denoiser,
-    LayerSelection,
-    checked_kinds,
-    fits_any,
-    select_layers,
-)
+from ..models.layers import AttentionLayer, LayerSelection, checked_kinds, fits_any, select_layers
 from .module_calls import ModuleCalls, SeenCall
 from .told import Placed, ToldFamily, told_family
 from .told_calls import attended_by, by_head

@@ -11,7 +11,7 @@ from PIL import Image
 
 from sdattn import generate, load_pipeline
 from sdattn.app.preview import preview_hook
-from sdattn.models.layers import find_denoiser
+from sdattn.models.denoiser import find_denoiser
 
 
 def previewed(pipe, **options):

@@ -10,7 +10,7 @@ from helpers.matrix_oracle import recorded
 from torch import nn
 
 from sdattn import TorchJointProcessor
-from sdattn.models.layers import find_denoiser
+from sdattn.models.denoiser import find_denoiser
 
 CELLS, N_TEXT = 15, 7
 

@@ -19,7 +19,7 @@ from helpers.unet_rows import UNETS, ip_adapter_weights
 import sdattn
 from sdattn import AttentionStore, CaptureError, CaptureWarning, TorchAttnProcessor
 from sdattn.edit import EmptyControl, register_attention_control
-from sdattn.models.layers import find_denoiser
+from sdattn.models.denoiser import find_denoiser
 
 
 def attach(pipe, target=None, **options):

@@ -11,7 +11,7 @@ from helpers.tiny_pipelines import make_pipeline
 import sdattn
 from sdattn import AttentionStore
 from sdattn.edit import register_attention_control
-from sdattn.models.layers import find_denoiser
+from sdattn.models.denoiser import find_denoiser
 
 
 def pickled(store):

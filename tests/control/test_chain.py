@@ -16,7 +16,7 @@ from helpers.tiny_pipelines import make_sd15_unet, make_unet
 
 import sdattn
 from sdattn import AttentionStore, CaptureWarning, TorchAttnProcessor
-from sdattn.models.layers import find_denoiser
+from sdattn.models.denoiser import find_denoiser
 
 
 @pytest.mark.slow

@@ -15,7 +15,7 @@ from torch.overrides import TorchFunctionMode
 from sdattn import capture, knockout
 from sdattn.control.removal import Removal
 from sdattn.follow.passes import CaptureWarning
-from sdattn.models.layers import find_denoiser
+from sdattn.models.denoiser import find_denoiser
 
 PROMPT = "a red cat and a dog"
 NAMES = ("Stable Diffusion 3", "FLUX.1", "FLUX.2", "FLUX.2 klein", "Qwen-Image")

@@ -14,7 +14,7 @@ from PIL import Image
 
 import sdattn
 from sdattn import AttentionStore, CaptureError, TorchAttnProcessor, TorchJointProcessor
-from sdattn.models.layers import find_denoiser
+from sdattn.models.denoiser import find_denoiser
 
 NAMED = {row.name: row for row in TRANSFORMERS if row.joint}
 WAYS = (Way(size=(64, 96)), Way(prompts=2, images=2, size=(64, 96)), Way(guided=False))

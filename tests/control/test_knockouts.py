@@ -16,7 +16,7 @@ from demos.scenes.grounds import PLAIN
 from demos.scenes.sprites import colour_of
 from sdattn import CaptureError, TorchAttnProcessor
 from sdattn.control import knockouts as causes
-from sdattn.models.layers import find_denoiser
+from sdattn.models.denoiser import find_denoiser
 
 PROMPT = "a red cat and a dog"
 FAST = {"num_inference_steps": 2, "height": 64, "width": 96}

@@ -35,7 +35,7 @@ from sdattn.edit import (
     LocalBlend,
     register_attention_control,
 )
-from sdattn.models.layers import find_denoiser
+from sdattn.models.denoiser import find_denoiser
 
 NOISE = torch.Generator().manual_seed(5)
 INPUTS = (

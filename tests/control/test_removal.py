@@ -14,7 +14,7 @@ from helpers.tiny_pipelines import make_pipeline
 from sdattn import TorchAttnProcessor
 from sdattn.control import knockouts as causes
 from sdattn.control.removal import Removal, without_columns
-from sdattn.models.layers import find_denoiser
+from sdattn.models.denoiser import find_denoiser
 
 PROMPT = "a red cat and a dog"
 FAST = {"num_inference_steps": 2, "height": 64, "width": 96}

@@ -29,7 +29,7 @@ from sdattn.edit import (
     step_end,
 )
 from sdattn.edit.editing import EditOptions, plan_edit
-from sdattn.models.layers import find_denoiser
+from sdattn.models.denoiser import find_denoiser
 from sdattn.runs.folder import load_run
 
 FAST = {"num_inference_steps": 3, "guidance_scale": 4.0}

@@ -21,10 +21,11 @@ from sdattn import TorchJointProcessor
 from sdattn.control.registration import register_attention_control
 from sdattn.edit import edit
 from sdattn.models import Edits
+from sdattn.models.denoiser import find_denoiser
 from sdattn.models.denoiser_call import innermost
 from sdattn.models.facts import is_guided, model_passes
 from sdattn.models.families import edits_of
-from sdattn.models.layers import AttentionLayer, find_denoiser
+from sdattn.models.layers import AttentionLayer
 from sdattn.runs.folder import load_run
 
 WHOLE = {"cross_replace_steps": 1.0, "self_replace_steps": 1.0}

@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 from sdattn.follow.follower import Follower, Subscriber
 from sdattn.follow.installer import Installation
 from sdattn.follow.pass_reader import PassReader
-from sdattn.models.layers import find_denoiser
+from sdattn.models.denoiser import find_denoiser
 
 SMALL = {"height": 64, "width": 64, "num_inference_steps": 2, "output_type": "latent"}
 

@@ -9,7 +9,7 @@ from helpers.tiny_pipelines import make_pipeline, make_small_unet
 from sdattn import AttentionStore, CaptureError, CaptureWarning, capture
 from sdattn.edit import register_attention_control
 from sdattn.follow.installer import Installation
-from sdattn.models.layers import find_denoiser
+from sdattn.models.denoiser import find_denoiser
 
 INPUTS = torch.ones(1, 4, 16, 16), 5, torch.linspace(-1, 1, 77 * 32).reshape(1, 77, 32)
 MID = "mid_block.attentions.0.transformer_blocks.0.attn2"

@@ -13,7 +13,7 @@ from helpers.transformer_rows import flux, qwen_image, sd3
 
 import sdattn
 from sdattn import AttentionStore, TorchAttnProcessor, TorchJointProcessor
-from sdattn.models.layers import find_denoiser
+from sdattn.models.denoiser import find_denoiser
 
 PROMPT, NEGATIVE, SIZE = "a red cat", "red dog", {"height": 128, "width": 128}
 SHORT = {"max_sequence_length": 24}

@@ -18,7 +18,7 @@ from helpers.video_rows import ltx
 
 from sdattn import AttentionStore, CaptureError, capture
 from sdattn.keep.keep import Keep
-from sdattn.models.layers import find_denoiser
+from sdattn.models.denoiser import find_denoiser
 
 MID = "mid_block.attentions.0.transformer_blocks.0.attn2"
 

@@ -5,7 +5,7 @@ from helpers.tiny_pipelines import small_pipeline
 
 from sdattn.follow.pass_reader import PassReader
 from sdattn.follow.passes import Pass
-from sdattn.models.layers import find_denoiser
+from sdattn.models.denoiser import find_denoiser
 from sdattn.models.running_call import RunningCall
 
 UNCONDITIONAL, CONDITIONAL = ("unconditional",), ("conditional",)

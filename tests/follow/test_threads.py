@@ -20,7 +20,7 @@ from PIL import Image
 
 import sdattn
 from sdattn import TorchAttnProcessor, capture
-from sdattn.models.layers import find_denoiser
+from sdattn.models.denoiser import find_denoiser
 from sdattn.models.pipeline_call import turn
 
 PROMPT = "a red cat"

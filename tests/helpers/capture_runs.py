@@ -4,7 +4,7 @@ import math
 
 import torch
 
-from sdattn.models.layers import find_denoiser
+from sdattn.models.denoiser import find_denoiser
 
 PROMPT = "a red cat"
 

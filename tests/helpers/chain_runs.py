@@ -5,7 +5,7 @@ import torch
 import sdattn
 from helpers.tiny_pipelines import make_pipeline, make_unet
 from sdattn import AttentionStore, TorchAttnProcessor
-from sdattn.models.layers import find_denoiser
+from sdattn.models.denoiser import find_denoiser
 
 CROSS = ("down_cross", "mid_cross", "up_cross")
 # 6 + 1 + 9 layers; heads and queries of make_unet() at 128x192 pixels, 16x24 cells

@@ -11,8 +11,8 @@ from helpers.tiny_pipelines import (
 )
 from helpers.transformer_rows import own_norms
 from sdattn.control.registration import register_attention_control
+from sdattn.models.denoiser import find_denoiser
 from sdattn.models.families import edits_of
-from sdattn.models.layers import find_denoiser
 
 SOURCE, TARGET = "a red cat", "a red dog"
 OFF = {"cross_replace_steps": 0.0, "self_replace_steps": 0.0}

@@ -9,7 +9,8 @@ from helpers.chain_runs import make_pipe
 from helpers.tiny_pipelines import make_small_unet
 from sdattn import AttentionStore, TorchAttnProcessor, TorchJointProcessor
 from sdattn.edit import register_attention_control
-from sdattn.models.layers import find_denoiser, is_unet
+from sdattn.models.denoiser import find_denoiser
+from sdattn.models.families.unet import is_unet
 
 PROMPT = "a red cat"
 SMALL = {"height": 64, "width": 64, "num_inference_steps": 3, "output_type": "latent"}

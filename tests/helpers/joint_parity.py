@@ -5,7 +5,7 @@ import torch
 from helpers.joint_models import MODELS, inputs
 from helpers.transformer_rows import own_norms, sd3
 from sdattn import TorchJointProcessor
-from sdattn.models.layers import find_denoiser
+from sdattn.models.denoiser import find_denoiser
 
 NAMES = (*MODELS, "SD3.5")
 

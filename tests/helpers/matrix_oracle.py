@@ -11,7 +11,8 @@ import pytest
 import torch
 from torch.nn.functional import pad
 
-from sdattn.models.layers import TEXT_KINDS, find_denoiser
+from sdattn.models.denoiser import find_denoiser
+from sdattn.models.layers import TEXT_KINDS
 from sdattn.models.running_call import running_call
 
 

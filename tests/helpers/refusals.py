@@ -5,7 +5,7 @@ from contextlib import ExitStack, contextmanager
 
 import pytest
 
-from sdattn.models.layers import find_denoiser
+from sdattn.models.denoiser import find_denoiser
 
 
 @contextmanager

@@ -23,8 +23,8 @@ from helpers.tiny_pipelines import make_pipeline, make_sdxl_pipeline, make_unet
 
 import sdattn.look.attended
 from sdattn import CaptureError, CaptureWarning, TorchAttnProcessor, capture, generate
+from sdattn.models.denoiser import find_denoiser
 from sdattn.models.family import Family
-from sdattn.models.layers import find_denoiser
 
 MID = "mid_block.attentions.0.transformer_blocks.0.attn2"
 

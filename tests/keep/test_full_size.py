@@ -14,7 +14,8 @@ from helpers.tiers import tiered
 
 from sdattn import capture
 from sdattn.keep.keep import Keep
-from sdattn.models.layers import TEXT_KINDS, find_denoiser
+from sdattn.models.denoiser import find_denoiser
+from sdattn.models.layers import TEXT_KINDS
 
 BYTES = {  # of the running means, float32: cells of all layers, times columns, times 4
     "SD 1.5": 5 * (64**2 + 32**2 + 16**2) * 77 * 4 + 8**2 * 77 * 4,  # 8.3 MB

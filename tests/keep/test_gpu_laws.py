@@ -12,7 +12,7 @@ from helpers.unet_rows import sd2
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import sdattn
-from sdattn.models.layers import find_denoiser
+from sdattn.models.denoiser import find_denoiser
 
 HALVES = (torch.float16, torch.bfloat16)
 NAMED = {row.name: row for row in ROWS}

@@ -16,7 +16,7 @@ from helpers.matrix_oracle import expected_maps, processors, run_recorded
 from helpers.rows import PROMPTS
 
 from sdattn import CaptureError, CaptureWarning, capture, heatmaps
-from sdattn.models.layers import find_denoiser
+from sdattn.models.denoiser import find_denoiser
 
 DECODED = {"output_type": "np"}  # in the first way; in others latents are compared
 LOSSY = ("fused", torch.bfloat16)  # ways of changing a pipeline that are not undone

@@ -20,7 +20,7 @@ from sdattn import CaptureError, capture
 from sdattn.follow.passes import CaptureWarning
 from sdattn.maps.layermaps import layer_maps
 from sdattn.maps.presets import PRESETS
-from sdattn.models.layers import find_denoiser
+from sdattn.models.denoiser import find_denoiser
 
 CPU = torch.device("cpu")
 DRAW = {"num_inference_steps": 4, "height": 64, "width": 64, "output_type": "latent"}

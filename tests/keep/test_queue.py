@@ -13,7 +13,7 @@ from sdattn import CaptureError, CaptureWarning, capture
 from sdattn.attention import plain
 from sdattn.keep import sums as queue
 from sdattn.look.attended import Projected
-from sdattn.models.layers import find_denoiser
+from sdattn.models.denoiser import find_denoiser
 
 TIMES = 900, 500, 100
 UP = "up_blocks.2.attentions.1.transformer_blocks.0.attn2"

@@ -13,7 +13,7 @@ from sdattn import CaptureError, MapStore, TorchAttnProcessor
 from sdattn.follow.installer import Installation
 from sdattn.keep.keep import Keep
 from sdattn.keep.recorders import Recorded, Recorder, Recorders, can_record
-from sdattn.models.layers import find_denoiser
+from sdattn.models.denoiser import find_denoiser
 
 HEADS, CELLS, KEYS, WIDTH = 2, 6, 5, 8
 GENERATOR = torch.Generator().manual_seed(0)

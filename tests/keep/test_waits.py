@@ -27,8 +27,8 @@ from sdattn.edit import (
     LocalBlend,
     register_attention_control,
 )
+from sdattn.models.denoiser import find_denoiser
 from sdattn.models.denoiser_call import Timestep
-from sdattn.models.layers import find_denoiser
 from sdattn.models.running_call import Caller
 from sdattn.prompts.tokens import read_prompt
 

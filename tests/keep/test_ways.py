@@ -21,7 +21,7 @@ from helpers.unet_rows import ip_adapter, learned_token, with_image_prompts
 
 import sdattn
 from sdattn import CaptureError, CaptureWarning, capture
-from sdattn.models.layers import find_denoiser
+from sdattn.models.denoiser import find_denoiser
 
 NAMED = {row.name: row for row in ROWS}
 PROMPT = "a red cat"

@@ -10,7 +10,7 @@ from helpers.padded_rows import cogview4, hunyuan_dit, krea2, lumina2, z_image
 
 import sdattn
 from sdattn import AttentionStore, TorchJointProcessor
-from sdattn.models.layers import find_denoiser
+from sdattn.models.denoiser import find_denoiser
 
 SIZE = {"height": 64, "width": 96, "num_inference_steps": 1}
 LONGCAT = {"enable_prompt_rewrite": False}

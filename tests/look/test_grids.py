@@ -11,7 +11,7 @@ from torch import nn
 import sdattn
 from sdattn import CaptureError, CaptureWarning, capture
 from sdattn.attention import MultiHeadAttention
-from sdattn.models.layers import find_denoiser
+from sdattn.models.denoiser import find_denoiser
 
 DOWN, MID = "down_blocks.0.attentions.0.transformer_blocks.0.", "mid_block.attentions.0."
 

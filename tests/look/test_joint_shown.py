@@ -9,8 +9,8 @@ from helpers.joint_parity import NAMES, controlled, sharp_inputs, sharp_model, s
 
 from sdattn import TorchJointProcessor, capture
 from sdattn.models import register, unregister
+from sdattn.models.denoiser import find_denoiser
 from sdattn.models.families import registered
-from sdattn.models.layers import find_denoiser
 
 
 @pytest.mark.parametrize("kind", NAMES)

@@ -13,7 +13,7 @@ from helpers.unet_rows import lora
 
 from sdattn import TorchAttnProcessor, capture, generate, heatmaps
 from sdattn.look.other_text import encode_text
-from sdattn.models.layers import find_denoiser
+from sdattn.models.denoiser import find_denoiser
 
 PROMPT = "a red cat"
 SMALL = {"num_inference_steps": 2, "height": 64, "width": 96, "guidance_scale": 5.0}

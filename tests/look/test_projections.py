@@ -12,7 +12,7 @@ from torch import nn
 
 from sdattn import capture
 from sdattn.look.projections import by_name
-from sdattn.models.layers import find_denoiser
+from sdattn.models.denoiser import find_denoiser
 
 MID = "mid_block.attentions.0.transformer_blocks.0.attn2"
 TEXT = torch.linspace(-1, 1, 77 * 32).reshape(1, 77, 32)

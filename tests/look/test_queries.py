@@ -17,7 +17,8 @@ from helpers.transformer_rows import sd3
 from sdattn import CaptureError, TorchAttnProcessor, capture
 from sdattn.look.attended import GivenProbs
 from sdattn.look.queries import Queries
-from sdattn.models.layers import AttentionLayer, find_denoiser
+from sdattn.models.denoiser import find_denoiser
+from sdattn.models.layers import AttentionLayer
 
 SIZE, CELLS = (9, 15), [(5, 14), (8, 2)]  # halved three times, rounding up: 5x8, 3x4, 2x2
 GRIDS = {135: (9, 15), 40: (5, 8), 12: (3, 4), 4: (2, 2)}

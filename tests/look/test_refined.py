@@ -13,7 +13,7 @@ from sdattn.attention.calls import AttentionCall
 from sdattn.follow.run_part import RunPart
 from sdattn.look.attended import GivenProbs, softmax_of
 from sdattn.look.refined import Refined, Spreading, spreading_layers
-from sdattn.models.attention_layer import AttentionLayer
+from sdattn.models.layers import AttentionLayer
 
 PROMPT = "a red cat"
 SHORT = {"num_inference_steps": 2, "height": 32, "width": 32}

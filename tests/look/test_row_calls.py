@@ -20,8 +20,8 @@ from sdattn.look.joint_checks import check_order
 from sdattn.look.output_space import OutputSpace
 from sdattn.look.row_orders import RowCalls, as_one_call, with_every_query
 from sdattn.look.sdpa import SdpaWatch
+from sdattn.models.denoiser import find_denoiser
 from sdattn.models.facts import cell_size, default_frames, default_size, frame_rate, frame_unit
-from sdattn.models.layers import find_denoiser
 
 CELLS, HEADS, WIDTH = 5, 2, 8
 MASK = torch.tensor([[1, 1, 0, 0, 0, 0], [1, 1, 1, 1, 1, 1], [0, 1, 0, 1, 1, 0], [0] * 6]).bool()

@@ -20,7 +20,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from sdattn import CaptureError, TorchAttnProcessor, capture
 from sdattn.look.unknown_processors import is_plain
-from sdattn.models.layers import find_denoiser
+from sdattn.models.denoiser import find_denoiser
 
 MID = "mid_block.attentions.0.transformer_blocks.0.attn2"
 

@@ -22,7 +22,8 @@ from sdattn.keep.keep import Keep
 from sdattn.maps.aggregation import MOST_CELLS, aggregate, contrast, refining, spread
 from sdattn.maps.layermaps import LayerMap, LayerMaps
 from sdattn.maps.presets import PRESETS, Preset, preset_of
-from sdattn.models.layers import find_denoiser, select_layers
+from sdattn.models.denoiser import find_denoiser
+from sdattn.models.layers import select_layers
 
 PROMPTS = ["a red cat and a turquoise dog", "dog dog"]
 # 32x48 cells at level 0, then 16x24, 8x12 and 4x6

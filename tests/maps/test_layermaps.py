@@ -13,7 +13,7 @@ from sdattn import CaptureError, capture, generate, heatmaps
 from sdattn.maps.details import details_of
 from sdattn.maps.layermaps import LayerMap, LayerMaps, layer_maps, resize_maps
 from sdattn.maps.presets import PRESETS, preset_of
-from sdattn.models.layers import find_denoiser
+from sdattn.models.denoiser import find_denoiser
 
 PROMPT = "a red cat"
 SMALL = {"num_inference_steps": 4, "height": 64, "width": 96}

@@ -19,7 +19,7 @@ import sdattn
 from demos.moving import goes_right
 from sdattn.loading.pipelines import LENT
 from sdattn.models.demos import DEMOS, HOME, demo_named, demo_of
-from sdattn.models.layers import find_denoiser
+from sdattn.models.denoiser import find_denoiser
 from sdattn.runs.report import report
 
 UNET_PLACES = ["down"] * 6 + ["mid"] + ["up"] * 9

@@ -26,9 +26,9 @@ from torch import nn
 
 import sdattn
 from sdattn.models import Family, Names, register, unregister
+from sdattn.models.denoiser import find_denoiser
 from sdattn.models.encoders import read_clip
 from sdattn.models.families import closest, family_of, registered
-from sdattn.models.layers import find_denoiser
 from sdattn.models.parts import Guidance
 
 WIDTH, HEADS, N_TEXT, ROWS_COLS = 16, 2, 5, (3, 4)

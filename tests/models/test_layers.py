@@ -8,7 +8,8 @@ import torch
 from helpers.tiers import tiered
 from helpers.tiny_pipelines import make_sdxl_pipeline, make_unet
 
-from sdattn.models.layers import find_denoiser, select_layers
+from sdattn.models.denoiser import find_denoiser
+from sdattn.models.layers import select_layers
 
 PLACES_OF_SD1 = (
     [f"down_blocks.{block}.attentions.{i}" for block in (0, 1, 2) for i in (0, 1)]

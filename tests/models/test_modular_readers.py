@@ -18,7 +18,7 @@ from helpers.reading_pipelines import PROMPTS, assert_same_columns, ids_of, tell
 from PIL import Image
 
 import sdattn
-from sdattn.models.layers import find_denoiser
+from sdattn.models.denoiser import find_denoiser
 from sdattn.models.reading import read_prompts
 from sdattn.prompts.tokens import TruncationWarning
 

@@ -17,7 +17,7 @@ from sdattn import capture, generate, load_run
 from sdattn.errors import OptionError
 from sdattn.inversion.images import fit
 from sdattn.inversion.invert import invert, psnr
-from sdattn.models.layers import find_denoiser
+from sdattn.models.denoiser import find_denoiser
 from sdattn.runs.explaining import explain
 
 PROMPT = "a red cat"

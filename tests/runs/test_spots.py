@@ -9,7 +9,7 @@ from helpers.tiny_pipelines import small_pipeline
 from helpers.transformer_rows import sd3
 
 from sdattn import capture, generate, load_run
-from sdattn.models.layers import find_denoiser
+from sdattn.models.denoiser import find_denoiser
 from sdattn.runs.report import report
 
 PROMPT = "a red cat left of a dog"

@@ -3,7 +3,7 @@
 from helpers.matrix import ROWS
 
 from scripts.list_pipelines import found, main
-from sdattn.models.layers import find_denoiser
+from sdattn.models.denoiser import find_denoiser
 
 LAYOUTS = {one.name: one for one in found()}
 

@@ -4,11 +4,11 @@ import math
 from dataclasses import replace
 from functools import cached_property, partial
 
-from ..attention_layer import SELF_THEN_CROSS
 from ..denoiser_call import Timestep, grid_of_patches
 from ..encode_prompt import read_encoded
 from ..encoders import refuse_unknown
 from ..family import Family
+from ..layers import SELF_THEN_CROSS
 from ..parts import IN_TURN, NEGATIVE_FIRST, NEGATIVE_FIRST_IN_CALL
 from ..pipeline import Given, Model, Pipeline
 

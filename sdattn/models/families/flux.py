@@ -8,11 +8,11 @@ from ...errors import InvalidValueError
 from ...prompts.tokenizing import PAD, Token, tokenize
 from ...prompts.tokens import Prompt, place_words
 from ...prompts.words import Source
-from ..attention_layer import DOUBLE_THEN_SINGLE
 from ..denoiser_call import grid_of_ids
 from ..encode_prompt import read_encoded
 from ..encoders import TextCall, refuse_rewriting, refuse_unknown
 from ..family import Family
+from ..layers import DOUBLE_THEN_SINGLE
 from ..parts import IN_TURN, NEGATIVE_FIRST, Edits, ImageLatents, packed, shifted_latents
 
 

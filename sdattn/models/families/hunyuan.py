@@ -9,7 +9,6 @@ from ...attention.joint_processor import Spans
 from ...prompts.tokenizing import PAD, Token, filled, tokenize
 from ...prompts.tokens import Prompt, join_prompts, place_words, read_source
 from ...prompts.words import Source
-from ..attention_layer import DOUBLE_THEN_SINGLE
 from ..denoiser_call import DenoiserCall
 from ..encoders import (
     PLACEHOLDER,
@@ -21,6 +20,7 @@ from ..encoders import (
     zeros,
 )
 from ..family import Family
+from ..layers import DOUBLE_THEN_SINGLE
 from ..parts import IN_TURN, NEGATIVE_FIRST, Names
 from ..pipeline import Given, Model
 

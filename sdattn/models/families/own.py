@@ -3,9 +3,9 @@
 from torch import Tensor, nn
 
 from ...attention import MultiHeadAttention
-from ..attention_layer import AttentionLayer, Kind
 from ..denoiser_call import DenoiserCall, head_count
 from ..family import Family
+from ..layers import AttentionLayer, Kind
 from ..pipeline import Given, Model
 
 

@@ -14,10 +14,10 @@ from torch.nn import Module
 from ...prompts.tokenizing import filled
 from ...prompts.tokens import Prompt, read_source
 from ...prompts.words import Source
-from ..attention_layer import PLACES, AttentionLayer, Kind
 from ..denoiser_call import head_count, innermost, unwrapped
 from ..encoders import TextCall, read_clip
 from ..family import Family
+from ..layers import PLACES, AttentionLayer, Kind
 from ..parts import (
     NEGATIVE_FIRST,
     NEGATIVE_FIRST_IN_CALL,

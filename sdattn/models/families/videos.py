@@ -9,7 +9,6 @@ from ...errors import InvalidTypeError, InvalidValueError, OptionError
 from ...prompts.tokenizing import filled
 from ...prompts.tokens import Prompt, read_source
 from ...prompts.words import Source
-from ..attention_layer import SELF_THEN_CROSS
 from ..denoiser_call import Timestep, grid_of_places, unwrapped
 from ..encode_prompt import read_each_encoded, read_encoded
 from ..encoders import (
@@ -20,6 +19,7 @@ from ..encoders import (
     zero_filled,
 )
 from ..family import Family
+from ..layers import SELF_THEN_CROSS
 from ..parts import IN_TURN, NEGATIVE_FIRST, Names
 from ..pipeline import Given, Model
 
