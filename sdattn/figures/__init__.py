@@ -117,7 +117,10 @@ def figure(
     if own_scale is None:
         own_scale = kind == "layers"
     style = Style(cmap, width, show_axes, own_scale, colorbar)
-    runs = [_still(shown) if kind != "frames" else shown for shown in (run, *others)]
+    runs = []
+    for shown in (run, *others):
+        is_still = kind == "frames" or shown.video is None
+        runs.append(shown if is_still else shown.frame(shown.video.middle))
     rows, preset = _compared(runs, words) if others else _KINDS[kind](runs[0], words)
     page = _page(runs[0], rows, preset, style)
     if axes is not None:
@@ -126,10 +129,6 @@ def figure(
         if kind == "words":
             return flow(rows[0], page)
         return table(rows, page, each=kind == "compare")
-
-
-def _still(run: ImageRun) -> ImageRun:
-    return run if run.video is None else run.frame(run.video.middle)
 
 
 def save_figure(figure: Figure, path: str | Path, *, dpi: float = DPI) -> None:
@@ -234,10 +233,10 @@ def _columns(
     shown: Sequence[tuple[Lines, Heatmaps]], words: Sequence[str] | None, *label: str
 ) -> list[list[Panel]]:
     """Arrange panels with one row per word, labelled with it and ``label``, and one column each."""
-    columns = [
-        [_panel(word, title, (word.label, *label)) for word in chosen(maps, words)]
-        for title, maps in shown
-    ]
+    columns = []
+    for title, maps in shown:
+        panels = [_panel(word, title, (word.label, *label)) for word in chosen(maps, words)]
+        columns.append(panels)
     return [list(row) for row in zip(*columns, strict=True)]
 
 

@@ -106,8 +106,8 @@ def prepare(
     if isinstance(pipe, PipelineFacts):
         facts = pipe
     else:
-        of_call = {"seed": seed, "preset": preset, "refine": refine, "max_bytes": max_bytes}
-        facts = loaded_facts(pipe, prompt, options, own=own, **of_call)
+        of_call: dict[str, Any] = {"seed": seed, "preset": preset, "refine": refine}
+        facts = loaded_facts(pipe, prompt, options, max_bytes=max_bytes, own=own, **of_call)
     if spots and facts.makes_videos:
         text = "a video's are not kept. Leave it out, or capture some cells by `queries`."
         raise OptionError("spots", spots, text)
@@ -148,7 +148,7 @@ def prepare(
 
 
 def loaded_facts(
-    pipe: Pipeline | str | Path,
+    pipe: Any,
     prompts: object,
     options: Options,
     *,
