@@ -19,6 +19,7 @@ from torch.nn.functional import adaptive_avg_pool2d
 
 from ..errors import InvalidTypeError
 from ..follow.passes import CaptureError
+from ..models.denoiser_call import Size
 from ..models.layers import TEXT_KINDS, AttentionLayer, find_denoiser
 from ..prompts.tokenizing import EOS, SOS
 from ..prompts.tokens import Prompt
@@ -130,7 +131,7 @@ def refines_itself(target: Any) -> bool:
     return find_denoiser(target).family.joined is not None
 
 
-def refining(target: Any) -> Callable[[AttentionLayer, tuple[int, int] | None], bool]:
+def refining(target: Any) -> Callable[[AttentionLayer, Size | None], bool]:
     """Return the layers for refined maps: all that see the text, and the self-attention of the way
     up on the finest grid of at most ``MOST_CELLS`` cells (or the coarsest, if all have more), 12.6
     MB per image (or frame) for SD 1.x at 512x512. Raise TypeError if the model has none."""
@@ -142,7 +143,7 @@ def refining(target: Any) -> Callable[[AttentionLayer, tuple[int, int] | None], 
             f"joint attention, and a {type(denoiser.model).__name__} has neither."
         )
 
-    def is_read(layer: AttentionLayer, latent_size: tuple[int, int] | None) -> bool:
+    def is_read(layer: AttentionLayer, latent_size: Size | None) -> bool:
         if layer.kind in TEXT_KINDS or latent_size is None:
             return layer.kind in TEXT_KINDS or layer in found
         # The finest grid that is small enough; if all are too large, the coarsest.
