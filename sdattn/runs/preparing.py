@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from ..errors import InvalidTypeError, InvalidValueError, OptionError, SdattnWarning, warn
 from ..keep.budget import Expected
