@@ -66,7 +66,7 @@ class Checks:
         self.run(check_frames, model, given)
         further = sorted(given.keys() - CALL.keys())
         if further and not self._failed:  # it takes seconds
-            where = {name: loaded.get(name) for name in ("revision", "config")}
+            where: dict[str, Any] = {name: loaded.get(name) for name in ("revision", "config")}
             self.run(check_names, model, further, **where)
         loading = {name: value for name, value in loaded.items() if name in LOADING}
         if (how := self.run(LoadingOptions, **loading)) is not None:

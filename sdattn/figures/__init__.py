@@ -117,9 +117,10 @@ def figure(
     if own_scale is None:
         own_scale = kind == "layers"
     style = Style(cmap, width, show_axes, own_scale, colorbar)
-    runs = [run, *others]
-    if kind != "frames":
-        runs = [one if one.video is None else one.frame(one.video.middle) for one in runs]
+    runs = []
+    for shown in (run, *others):
+        is_still = kind == "frames" or shown.video is None
+        runs.append(shown if is_still else shown.frame(shown.video.middle))
     rows, preset = _compared(runs, words) if others else _KINDS[kind](runs[0], words)
     drawn = []
     for row in rows:

@@ -107,12 +107,12 @@ def check_scheduler(pipe: Pipeline) -> None:
     flow = image_latents_of(pipe).noise == "flow"
     try:
         schedule = schedule_of(pipe)
+        timesteps = _in_steps(scheduler, shifted=flow).timesteps
         is_same = True
-        for number, at in _own_timesteps(scheduler, shifted=flow):
+        # Even places: between two steps of its own, KDPM2 shows the noise of another timestep.
+        for number in range(2, len(timesteps) - 2, 4):
             own = _own_shares(scheduler, number, shifted=flow)
-            if not np.allclose(own, schedule.shares(at), atol=1e-2):
-                is_same = False
-                break
+            is_same &= np.allclose(own, schedule.shares(float(timesteps[number])), atol=1e-2)
     except Exception:  # any error: it lacks a method, or takes other arguments
         is_same = False
     if not is_same:
@@ -129,13 +129,6 @@ def _in_steps(scheduler: Any, shifted: bool) -> Any:
     is_dynamic = shifted and fresh.config.get("use_dynamic_shifting")
     fresh.set_timesteps(_STEPS, **({"mu": 1.0} if is_dynamic else {}))
     return fresh
-
-
-def _own_timesteps(scheduler: Any, shifted: bool) -> list[tuple[int, float]]:
-    """Return some timesteps of a run, with their places, which are even: between two steps of its
-    own, KDPM2 shows the noise of another timestep."""
-    timesteps = _in_steps(scheduler, shifted).timesteps
-    return [(number, float(timesteps[number])) for number in range(2, len(timesteps) - 2, 4)]
 
 
 def _own_shares(scheduler: Any, number: int, shifted: bool) -> tuple[float, float]:

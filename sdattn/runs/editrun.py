@@ -87,23 +87,30 @@ class EditRun(Run):
             links = _links(self.heatmaps[0], heatmaps, self.mode == "replace")
             others.append(Counterpart(target, links, self._about(links, source, target)))
         words = [", ".join(words) or "-" for words in self.words]
+        settings = self.settings
+        facts = {}
+        for name, told in _TOLD.items():
+            if (value := settings.get(name)) not in (None, {}, []):
+                facts[told] = _text(value)
         return pair_page(
             "An edit",
             source,
             others,
             preset=self.heatmaps[0].preset,
             differing={"words of the edit": words},
-            facts=_facts(self.settings),
+            facts=facts,
         )
 
     def _about(self, links: Sequence[Link], source: Side, target: Side) -> list[int]:
         """Return the links of the words that the edit is about."""
         words = {word for words in self.words for word in words}
-        labels = [
-            {image.maps[i].label for image, i in ((source, a), (target, b)) if i is not None}
-            for a, b in links
-        ]
-        return [number for number, both in enumerate(labels) if both & words]
+        about = []
+        for number, link in enumerate(links):
+            ends = zip((source, target), link, strict=True)
+            labels = {side.maps[at].label for side, at in ends if at is not None}
+            if labels & words:
+                about.append(number)
+        return about
 
     def _names(self) -> list[str]:
         """Return the names of the images, which are their folders' names."""
@@ -151,12 +158,6 @@ def _numbers(heatmaps: Heatmaps) -> dict[int | None, int]:
     """Map each word of the prompt that has a map to its number in :meth:`Heatmaps.occurrences`."""
     words = heatmaps.prompt.words
     return {words.index(word): number for number, word in enumerate(heatmaps.held)}
-
-
-def _facts(settings: Mapping[str, object]) -> dict[str, str]:
-    """Return the settings of an edit for the page, name to text."""
-    told = {name: settings.get(key) for key, name in _TOLD.items()}
-    return {name: _text(value) for name, value in told.items() if value not in (None, {}, [])}
 
 
 def _text(value: object) -> str:

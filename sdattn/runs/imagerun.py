@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
-from torch import Tensor
 
 from ..attention.core import grid_text
 from ..errors import InvalidValueError, refuse
@@ -100,10 +99,9 @@ class ImageRun:
         details = self.details.frame(at)
         if self.layers.over_frames:
             details = replace(details, steps=None, calls=())
-        more = {
-            name: Further(text, [heatmap.frame(at) for heatmap in maps])
-            for name, (text, maps) in self.more.items()
-        }
+        more = {}
+        for name, (text, maps) in self.more.items():
+            more[name] = Further(text, [heatmap.frame(at) for heatmap in maps])
         return replace(
             self,
             image=video[number],
@@ -138,10 +136,10 @@ class ImageRun:
             layers = head_heatmaps(self)
             if not layers:
                 raise not_kept(each)
-            arrays = [
-                along((head.to_xarray() for head in heads.values()), "head", [*heads])
-                for heads in layers.values()
-            ]
+            arrays = []
+            for heads in layers.values():
+                each_head = (head.to_xarray() for head in heads.values())
+                arrays.append(along(each_head, "head", [*heads]))
             return along(arrays, "layer", [*layers])
         if each != "steps":
             raise refuse("each", each, ("steps", "heads", None))
@@ -201,10 +199,11 @@ def plain(preset: Preset) -> Preset:
 def step_names(run: ImageRun) -> list[tuple[str, ...]]:
     """Return the number, from 1, of each kept step, with its timestep if known."""
     times = run.settings.timesteps or []
-    return [
-        (f"step {call + 1}", *(f"t = {time:.4g}" for time in times[call : call + 1]))
-        for call in run.details.calls
-    ]
+    names: list[tuple[str, ...]] = []
+    for call in run.details.calls:
+        step = f"step {call + 1}"
+        names.append((step, f"t = {times[call]:.4g}") if call < len(times) else (step,))
+    return names
 
 
 def group_heatmaps(run: ImageRun) -> dict[str, Heatmaps]:
@@ -269,16 +268,12 @@ def _grouped(maps: LayerMaps, of: Heatmaps) -> dict[str, list[Heatmaps]]:
     groups: dict[str, list[LayerMap]] = {}
     for layer in maps.layers.values():
         groups.setdefault(f"{layer.place} {grid_text(layer.size)}", []).append(layer)
-    return {
-        name: [finish(image, prompt, preset, maps.columns) for image in _mean(layers)]
-        for name, layers in groups.items()
-    }
-
-
-def _mean(layers: Sequence[LayerMap]) -> Tensor:
-    """Return the mean, ``[images, (frames,) rows, cols, tokens]``."""
-    over_heads = [
-        layer.maps.mean(1) if layer.maps.dim() == 2 + len(layer.grid) + 1 else layer.maps
-        for layer in layers
-    ]
-    return torch.stack(over_heads).mean(0)
+    found = {}
+    for name, layers in groups.items():
+        over_heads = []
+        for layer in layers:
+            has_heads = layer.maps.dim() == 2 + len(layer.grid) + 1
+            over_heads.append(layer.maps.mean(1) if has_heads else layer.maps)
+        mean = torch.stack(over_heads).mean(0)  # [images, (frames,) rows, cols, tokens]
+        found[name] = [finish(image, prompt, preset, maps.columns) for image in mean]
+    return found

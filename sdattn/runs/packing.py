@@ -109,6 +109,10 @@ def _info(run: ImageRun, files: Mapping[str, bytes], saved: Heatmaps) -> RunInfo
     details = run.details
     prompt = saved.prompt
     each = details.steps or details.heads
+    more = {}
+    for name, (text, maps) in run.more.items():
+        labels = [(heatmap.label, heatmap.columns) for heatmap in maps]
+        more[name] = FurtherEntry(text, tuple(labels))
     return RunInfo(
         **vars(run.settings.alone()),
         words=prompt.words,
@@ -130,10 +134,7 @@ def _info(run: ImageRun, files: Mapping[str, bytes], saved: Heatmaps) -> RunInfo
             each.columns if each else (),
             None if details.spots is None else tuple(details.spots.shape),
         ),
-        more={
-            name: FurtherEntry(text, tuple((heatmap.label, heatmap.columns) for heatmap in maps))
-            for name, (text, maps) in run.more.items()
-        },
+        more=more,
         files={name: sha256(data) for name, data in files.items()},
     )
 

@@ -67,12 +67,8 @@ READ = (
     *(file.path for file in FILES if file.is_read),
     *(f"{kind}/{MAPS}" for kind in FURTHER),
 )
-_PLAIN, _FURTHER = (
-    "|".join(
-        re.escape(file.path).replace(r"NN\-word", "[0-9]{2,}-[^/]+")
-        for file in FILES
-        if file.is_further is is_further
-    )
-    for is_further in (False, True)
-)
-RUN_FILE = re.compile(rf"{_PLAIN}|((?:{'|'.join(FURTHER)})/)?(?:{_FURTHER})")
+_NAMES = []  # a pattern for each file
+for _file in FILES:
+    _name = re.escape(_file.path).replace(r"NN\-word", "[0-9]{2,}-[^/]+")
+    _NAMES.append(f"((?:{'|'.join(FURTHER)})/)?{_name}" if _file.is_further else _name)
+RUN_FILE = re.compile("|".join(_NAMES))

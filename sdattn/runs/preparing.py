@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from ..errors import InvalidTypeError, InvalidValueError, OptionError, SdattnWarning, warn
 from ..keep.budget import Expected
@@ -107,8 +108,8 @@ def prepare(
     if isinstance(pipe, PipelineFacts):
         facts = pipe
     else:
-        of_call = {"seed": seed, "preset": preset, "refine": refine, "max_bytes": max_bytes}
-        facts = loaded_facts(pipe, prompt, options, own=own, **of_call)
+        of_call: dict[str, Any] = {"seed": seed, "preset": preset, "refine": refine}
+        facts = loaded_facts(pipe, prompt, options, max_bytes=max_bytes, own=own, **of_call)
     if spots and facts.makes_videos:
         text = "a video's are not kept. Leave it out, or capture some cells by `queries`."
         raise OptionError("spots", spots, text)
@@ -149,7 +150,7 @@ def prepare(
 
 
 def loaded_facts(
-    pipe: Pipeline | str | Path,
+    pipe: Any,
     prompts: object,
     options: Options,
     *,

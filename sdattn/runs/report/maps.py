@@ -81,15 +81,16 @@ def page_maps(run: ImageRun, further: Sequence[Heatmap]) -> PageMaps:
     if run.video and not _has_room([m for name in names for m in _values(groups[name])], "groups"):
         names = []
         left_out = ["layers"]
-    looks = [
-        [*_values(step), *(m for name in names for m in _values(of_steps[name][i]))]
-        for i, step in enumerate(steps)
-    ]
-    heads = [
-        (f"{short_name(run, layer)}, head {number}", head)
-        for layer, numbered in head_heatmaps(run).items()
-        for number, head in numbered.items()
-    ]
+    looks = []
+    for i, step in enumerate(steps):
+        look = [*_values(step)]
+        for name in names:
+            look += _values(of_steps[name][i])
+        looks.append(look)
+    heads = []
+    for layer, numbered in head_heatmaps(run).items():
+        for number, head in numbered.items():
+            heads.append((f"{short_name(run, layer)}, head {number}", head))
     if run.video and looks and not _has_room([m for look in looks[:2] for m in look], "steps"):
         looks = []
         left_out = [*left_out, "steps"]
