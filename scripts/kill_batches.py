@@ -79,7 +79,7 @@ def measure(folder: Path, options: argparse.Namespace) -> int:
         assert verify(root) == (ITEMS, [])
     kinds, chance, counts = options.kinds.split(","), random.Random(options.seed), Counter()
     for number in range(options.rounds):
-        kind, format = kinds[number % len(kinds)], FORMATS[number // len(kinds) % 3]
+        kind, format = kinds[number % len(kinds)], FORMATS[number // len(kinds) % len(FORMATS)]
         request = replace(usual, out=folder / f"run-{number}", format=format)
         moment = chance.uniform(0, seconds[format])
         killed = ROUNDS[kind](request, moment, chance)
