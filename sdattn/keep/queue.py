@@ -11,9 +11,9 @@ from typing import TypeGuard, cast
 import torch
 from torch import Tensor
 
-from ..attention.calls import Rows
+from ..attention.calls import LayerCall, ProjectedCall, Rows
 from ..attention.plain import at_a_time
-from ..look.attended import Attended, Columns, Projected
+from ..look.attended import Columns, HeadSums, softmax_of
 
 # Bytes of query and key that wait, by kind of device; more is worked off before the pass ends. On
 # GPUs the bound is not measured yet.
@@ -24,12 +24,12 @@ MAX_QUEUED_BYTES_ELSEWHERE = 64 << 20
 SMALL_ON_CPU = 1 << 16
 
 
-def may_wait(attended: Attended) -> TypeGuard[Projected]:
+def may_wait(call: LayerCall) -> TypeGuard[ProjectedCall]:
     """Check whether what a call attended to can be computed later, and is small enough."""
-    if not isinstance(attended, Projected):
+    if not isinstance(call, ProjectedCall):
         return False
-    query = attended.query
-    key = attended.key
+    query = call.query
+    key = call.key
     if query.is_inference() or query.requires_grad or key.requires_grad:
         return False  # no versions are counted; a graph would be held
     return query.device.type != "cpu" or query.numel() + key.numel() <= SMALL_ON_CPU
@@ -53,7 +53,7 @@ class Total:
     may_wait: bool = True
     is_spoilt: bool = False
 
-    def add(self, attended: Attended, columns: Columns) -> None:
+    def add(self, attended: HeadSums, columns: Columns) -> None:
         self.sums = attended.add_to(None if self.is_last else self.sums, columns)
 
 
@@ -62,7 +62,7 @@ class _Entry:
     """One call of a layer: where it is added, and the versions of its query and key."""
 
     total: Total
-    attended: Projected
+    call: ProjectedCall
     rows: Rows
     columns: Columns
     versions: list[int]
@@ -82,16 +82,16 @@ class Queue:
         self._bytes = 0
         self._groups: dict[tuple[str, ...], Tensor] = {}  # sums by their layers' names
 
-    def put(self, total: Total, attended: Projected, rows: Rows, columns: Columns) -> None:
+    def put(self, total: Total, call: ProjectedCall, rows: Rows, columns: Columns) -> None:
         """Add some rows of a call to its layer's sum: at once if it is the layer's first, else
         later."""
         is_first = total.sums is None
         if is_first:
-            total.add(attended.of_rows(rows), columns)
-        query = attended.query
-        key = attended.key
+            total.add(softmax_of(call.of_rows(rows)), columns)
+        query = call.query
+        key = call.key
         versions = [query._version, key._version]
-        self._waiting.append(_Entry(total, attended, rows, columns, versions, is_first))
+        self._waiting.append(_Entry(total, call, rows, columns, versions, is_first))
         self._bytes += query.nbytes + key.nbytes
         if self._bytes > MAX_QUEUED_BYTES.get(query.device.type, MAX_QUEUED_BYTES_ELSEWHERE):
             self.work_off()
@@ -103,13 +103,13 @@ class Queue:
         self._bytes = 0
         groups: dict[object, list[_Entry]] = defaultdict(list)
         for entry in waiting:
-            attended = entry.attended
-            if [attended.query._version, attended.key._version] != entry.versions:
+            call = entry.call
+            if [call.query._version, call.key._version] != entry.versions:
                 entry.total.may_wait = False
                 entry.total.is_spoilt |= not entry.is_added
             elif not entry.is_added:
-                shape = attended.query.shape, attended.key.shape, attended.heads
-                kind = attended.query.dtype, attended.query.device, repr(entry.rows)
+                shape = call.query.shape, call.key.shape, call.heads
+                kind = call.query.dtype, call.query.device, repr(entry.rows)
                 groups[shape, kind, entry.columns].append(entry)
         for entries in groups.values():
             self._add(entries)
@@ -117,16 +117,16 @@ class Queue:
     @torch.no_grad()
     def _add(self, entries: Sequence[_Entry]) -> None:
         """Add calls of one shape, as the rows of one call."""
-        attended = entries[0].attended
+        call = entries[0].call
         rows = entries[0].rows
         columns = entries[0].columns
         totals = [entry.total for entry in entries]
         held = [cast(Tensor, total.sums) for total in totals]  # each layer's first call made it
         images = held[0].shape[0]
-        each = images * attended.heads * attended.cells * attended.keys
-        if len(entries) == 1 or 2 * each > at_a_time(attended.query.device):
+        each = images * call.heads * call.cells * call.keys
+        if len(entries) == 1 or 2 * each > at_a_time(call.query.device):
             for entry in entries:
-                entry.total.add(entry.attended.of_rows(rows), columns)
+                entry.total.add(softmax_of(entry.call.of_rows(rows)), columns)
             return
         names = tuple(total.name for total in totals)
         sums = self._groups.get(names)
@@ -138,4 +138,5 @@ class Queue:
             self._groups = {**others, names: sums}
         if totals[0].is_last:
             sums.zero_()
-        Projected.joined([entry.attended for entry in entries], rows).add_to(sums, columns)
+        joined = ProjectedCall.joined([entry.call for entry in entries], rows)
+        softmax_of(joined).add_to(sums, columns)

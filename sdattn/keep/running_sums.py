@@ -8,13 +8,21 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from ..attention.calls import ALL
+from ..attention.calls import ALL, LayerCall, ProjectedCall
 from ..attention.core import grid_text
 from ..attention.device_copies import DeviceCopies, HostCopy, chosen, travels
 from ..errors import NotFoundError
 from ..follow.passes import CaptureError, Pass
-from ..look.attended import Attended, Columns, FramesTogether, Turned
+from ..look.attended import (
+    AmongKeys,
+    Attended,
+    ByQuery,
+    Columns,
+    HeadSums,
+    Turned,
+)
 from ..look.key_owners import other_owners
+from ..look.view import View
 from ..models.denoiser_call import Size
 from ..models.layers import AttentionLayer
 from .keep import Keep
@@ -50,6 +58,7 @@ class RunningSum:
         self.total = Total(layer.name, keep.steps.last)
         self.steps: list[Tensor] = []
         self.copy = HostCopy()
+        self.view = View(keep.queries, keep.space)
         self._summed = 1  # heads that are averaged
         self.rows_apart: dict[str, Tensor] = {}  # most in any call, see key_owners
         self._fitting: tuple[Size | None, int] | None = None  # latent and cells of the last call
@@ -62,34 +71,34 @@ class RunningSum:
         """Check whether the layer's call that begins now is kept."""
         return self.running is not None
 
-    def take(self, attended: Attended) -> None:
+    def take(self, call: LayerCall) -> None:
         """Add the attention of one call of the layer, in the running pass; raise CaptureError for
         other rows or cells, a second call, or missing columns or heads."""
         if torch.is_grad_enabled() and not self.keep.grad:
             with torch.no_grad():
-                self.take(attended)
+                self.take(call)
             return
         running = self.running
         assert running is not None
-        if attended.batch != running.batch:
+        if call.batch != running.batch:
             raise CaptureError(
-                f"{self.layer.name} ran on {attended.batch} rows in a pass of {running.batch}, so "
+                f"{self.layer.name} ran on {call.batch} rows in a pass of {running.batch}, so "
                 "which image each row belongs to is not known. Leave this layer out (layers=…)."
             )
-        for kind, apart in attended.rows_apart.items():
+        for kind, apart in call.rows_apart.items():
             before = self.rows_apart.get(kind, apart)
             self.rows_apart[kind] = before.fmax(apart) if before.shape == apart.shape else apart
         rows = running.kept or ALL
         # The usual case: one float32 sum over heads and steps. A plain layer's may wait.
         is_usual = self._is_usual and running.frame_rows == 1 and self.total.may_wait
-        if is_usual and may_wait(attended):
-            columns = self._checked(attended, running)
-            self.queue.put(self.total, attended, rows, columns)
+        if is_usual and may_wait(call):
+            columns = self._checked(call, running)
+            self.queue.put(self.total, call, rows, columns)
             self._count(running)
         else:  # rows of the other branch are dropped before anything is computed
-            self.add(attended if rows == ALL else attended.of_rows(rows))
+            self.add(self.view.of(call, rows))
 
-    def add(self, attended: Attended) -> None:
+    def add(self, attended: HeadSums) -> None:
         """Add the attention of one call's kept rows."""
         running = self.running
         assert running is not None
@@ -100,11 +109,13 @@ class RunningSum:
             if not self.calls:  # a capture has one latent size
                 size = running.latent_size
                 self._queries = looks.numbers(self.layer, size, running.frame_rows)
+            assert isinstance(attended, ByQuery)  # Queries.check() refuses what is not
             attended = Turned(attended.of_queries(self._queries))
         if running.frame_rows > 1:
-            attended = FramesTogether(attended, running.frame_rows)
+            attended = attended.together(running.frame_rows)
         columns = self._checked(attended, running)
         if self.keep.among is not None and self.layer.kind != "self":
+            assert isinstance(attended, Attended)  # can_record() refuses what asks for heads
             attended = self._among(attended, running.n_text or attended.keys)
         if self._in_place:
             self.total.add(attended, columns)
@@ -118,7 +129,7 @@ class RunningSum:
             self.seen.clear()
         self.seen.append(running)
 
-    def _checked(self, attended: Attended, running: Pass) -> Columns:
+    def _checked(self, attended: HeadSums | ProjectedCall, running: Pass) -> Columns:
         """Return the kept key columns of a call, None for all; refuse one whose cells are not the
         layer's grid, or a second one in a pass. In a custom model, one module may be several
         layers."""
@@ -164,7 +175,7 @@ class RunningSum:
             "(steps=(0.5, 1.0)) or this layer (layers=…)."
         )
 
-    def _begin(self, attended: Attended, size: Size | None) -> None:
+    def _begin(self, attended: HeadSums | ProjectedCall, size: Size | None) -> None:
         cells = attended.cells
         self.keys = attended.keys
         self.grid = self._grid(size, cells)
@@ -198,11 +209,12 @@ class RunningSum:
         self._receive()
         return self.steps if self.total.sums is None else [self.total.sums]
 
-    def _add_apart(self, attended: Attended, columns: Columns) -> None:
+    def _add_apart(self, attended: HeadSums, columns: Columns) -> None:
         """Hold a call's maps one by one, or add them on another device or in another dtype."""
         # First make the call's maps, all heads or their sum, a few heads at a time,
         pieces: Iterable[Tensor]  # to be summed, [images, (heads,) N, tokens]
         if self.keep.heads.each:
+            assert isinstance(attended, Attended)
             pieces = [self._chosen_heads(attended.every_head(columns))]
         else:
             pieces = attended.head_sums(columns)
@@ -279,7 +291,7 @@ class RunningSum:
         shape = attended.batch, 1, 1, n_text
         if self._kept is None or self._kept.own.shape != shape:
             self._kept = DeviceCopies(self._among_mask(attended.batch, n_text))
-        return attended.among(self._kept)
+        return AmongKeys(attended, self._kept)
 
     def _among_mask(self, images: int, n_text: int) -> Tensor:
         lists = list(self.keep.among or ())

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import cast
 
+from ..attention.calls import ProjectedCall
 from ..follow.passes import Pass
-from ..look.attended import Attended
+from ..look.attended import HeadSums
 from ..look.refined import Spreading
 from ..models.denoiser_call import Size
 from ..models.layers import AttentionLayer
@@ -25,11 +26,11 @@ class TextOnly(RunningSum):
         self.spreading = spreading
         self.total.may_wait = False
 
-    def add(self, attended: Attended) -> None:
+    def add(self, attended: HeadSums) -> None:
         running = cast(Pass, self.running)
         columns = self._checked(attended, running)
         self.spreading.text.add(attended.add_to(None, columns) / attended.heads)
         self.seen.append(running)
 
-    def _begin(self, attended: Attended, size: Size | None) -> None:
+    def _begin(self, attended: HeadSums | ProjectedCall, size: Size | None) -> None:
         """Hold nothing."""
