@@ -26,9 +26,9 @@ import numpy as np
 import torch
 
 import sdattn
+from sdattn.attention.calls import LayerCall
 from sdattn.batch.drawing import trim_heap
 from sdattn.keep.sums import Sum
-from sdattn.look.attended import Attended
 
 from .growth_layers import LAYERS, OneLayer, Shape, video_bytes
 from .machine import forget_peak, peak_bytes, processor_name
@@ -90,9 +90,9 @@ class TakeClock:
     def __enter__(self) -> "TakeClock":
         self.seconds, take = 0.0, Sum.take
 
-        def timed(held: Sum, attended: Attended) -> None:
+        def timed(held: Sum, call: LayerCall) -> None:
             before = thread_time()
-            take(held, attended)
+            take(held, call)
             self.seconds += thread_time() - before
 
         self._patch = patch.object(Sum, "take", timed)

@@ -13,7 +13,8 @@ from collections.abc import Callable
 
 import torch
 
-from sdattn.look.attended import Projected
+from sdattn.attention.calls import ProjectedCall
+from sdattn.look.attended import softmax_of
 
 from .machine import machine_name
 
@@ -56,11 +57,11 @@ def measure(cells: int, heads: int, width: int, device: str) -> tuple[list[float
 
     def apart() -> None:
         for (query, key), total in zip(made, sums.split(1), strict=True):
-            Projected(query, key, heads).of_rows(KEPT).add_to(total, None)
+            softmax_of(ProjectedCall(query, key, heads).of_rows(KEPT)).add_to(total, None)
 
     def together() -> None:
-        several = [Projected(query, key, heads) for query, key in made]
-        Projected.joined(several, KEPT).add_to(sums, None)
+        several = [ProjectedCall(query, key, heads) for query, key in made]
+        softmax_of(ProjectedCall.joined(several, KEPT)).add_to(sums, None)
 
     def seconds(work: Callable[[], None]) -> float:
         other.add_(1)

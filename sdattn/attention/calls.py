@@ -1,16 +1,40 @@
+"""`AttentionCall`: what one layer computed, as far as it was seen. Rows are chosen here, before
+anything is computed of them."""
+
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
+import torch
 from torch import Tensor
 
-from .core import causal_mask
-from .device_copies import chosen
+from .core import causal_mask, split_heads
+from .device_copies import DeviceCopies, chosen
 
 Rows = slice | tuple[int, ...]  # of the batch
+Spans = tuple[slice, slice]  # positions of the image's tokens and of the text's
 ALL = slice(None)
 UNKNOWN: Any = None  # in place of a tensor that was not seen
+
+
+class LayerCall(Protocol):
+    """A call of a layer, of which some rows are shown.
+
+    Attributes:
+        batch: rows of the batch that the model was called for.
+        rows_apart: how far each row's keys are from every row's own, in self-attention.
+    """
+
+    @property
+    def batch(self) -> int: ...
+
+    @property
+    def rows_apart(self) -> Mapping[str, Tensor]: ...
+
+    def of_rows(self, rows: Rows) -> AttentionCall:
+        """Return the inputs of the probabilities for some rows of the batch."""
 
 
 @dataclass(eq=False)
@@ -31,6 +55,13 @@ class AttentionCall:
         output: ``[B, heads, N, d]``, before the output projection.
         text: position of the text among the T tokens of joint attention, if the layer says it.
         causal: a causal mask comes in addition to ``mask``.
+        spans: positions of the image's queries and the text's keys; None where all queries are the
+            image's and all keys the text's (in self-attention, the image's).
+        tokens: bool ``[B, 1, 1, T]``, the text's tokens, where rows are padded to the longest text.
+        beside: attention of the same queries to further keys in a softmax of their own; n means n
+            keys with zero attention.
+        frames: rows for each row of the model's batch, if a video's frames are rows here only.
+        rows_apart: distances of rows' keys in self-attention, see :mod:`sdattn.look.key_owners`.
     """
 
     query: Tensor = UNKNOWN
@@ -44,6 +75,15 @@ class AttentionCall:
     text: slice | None = None
     dropout: bool = False
     causal: bool = False
+    spans: Spans | None = None
+    tokens: DeviceCopies | None = None
+    beside: Sequence[AttentionCall | int] = ()
+    frames: int = 1
+    rows_apart: Mapping[str, Tensor] = field(default_factory=dict)
+
+    @property
+    def batch(self) -> int:
+        return self.shape[0] // self.frames
 
     @property
     def inputs(self) -> tuple[Tensor, Tensor, Tensor]:
@@ -83,6 +123,15 @@ class AttentionCall:
 
     def of_rows(self, rows: Rows) -> AttentionCall:
         """Return the inputs of the probabilities for some rows of the batch."""
+        some = self._inputs_of(rows)
+        some.spans = self.spans
+        some.frames = self.frames
+        if self.tokens is not None:
+            some.tokens = DeviceCopies(chosen_rows(self.tokens.own, rows))
+        some.beside = [one if isinstance(one, int) else one.of_rows(rows) for one in self.beside]
+        return some
+
+    def _inputs_of(self, rows: Rows) -> AttentionCall:
         if self.probs is not None:
             return AttentionCall(probs=chosen_rows(self.probs, rows))
         mask = four_axes(self.mask)
@@ -111,6 +160,34 @@ class AttentionCall:
         query = chosen_rows(self.query, queries, 2)
         key = self.key[:, :, keys]
         return AttentionCall(query, key, mask=mask, scale=self.scale, logsumexp=logsumexp)
+
+
+class ProjectedCall:
+    """The query ``[B, N, heads*d]`` and key ``[B, T, heads*d]`` of a plain layer, as its
+    projections gave them: to split them for each layer would cost more than a small layer."""
+
+    rows_apart: Mapping[str, Tensor] = {}
+
+    def __init__(self, query: Tensor, key: Tensor, heads: int):
+        self.query = query
+        self.key = key
+        self.heads = heads
+        self.batch = query.shape[0]
+        self.cells = query.shape[1]
+        self.keys = key.shape[1]
+
+    def of_rows(self, rows: Rows) -> AttentionCall:
+        query = chosen_rows(self.query, rows)
+        key = chosen_rows(self.key, rows)
+        return AttentionCall(split_heads(query, self.heads), split_heads(key, self.heads))
+
+    @staticmethod
+    def joined(several: Sequence[ProjectedCall], rows: Rows) -> AttentionCall:
+        """Return some rows of several of one shape as one call, row after row."""
+        heads = several[0].heads
+        query = chosen_rows(torch.stack([one.query for one in several]), rows, 1).flatten(0, 1)
+        key = chosen_rows(torch.stack([one.key for one in several]), rows, 1).flatten(0, 1)
+        return AttentionCall(split_heads(query, heads), split_heads(key, heads))
 
 
 def four_axes(mask: Tensor | None) -> Tensor | None:

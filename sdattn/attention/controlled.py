@@ -9,9 +9,8 @@ from torch import Tensor, nn
 
 from ..errors import InvalidTypeError, InvalidValueError
 from .calls import AttentionCall
+from .calls import Spans as Spans
 from .core import fold_heads, unfold_heads
-
-Spans = tuple[slice, slice]  # positions of the image's tokens and of the text's
 
 
 class Controller(Protocol):

@@ -78,7 +78,7 @@ def watch_model(
         watch = Watch(follower, installed, store, (keep.layers, kinds), asked, prompts, warns)
         follower.subscribe(watch)
         if asked is not None and any(layer.kind == "joint" for layer in layers_asked):
-            watch.stream = TextStream(denoiser, asked, keep.grad)
+            watch.stream = TextStream(denoiser, asked, keep.grad, watch.is_open)
             watch.stream.follow(installed, layers_asked)
         if keep.refine:
             watch.spreading = Spreading(is_part=len(store.layers) < len(chosen))

@@ -7,10 +7,11 @@ import math
 import torch
 from torch import Tensor
 
+from ..attention.calls import ProjectedCall
 from ..attention.core import grid_text
 from ..attention.device_copies import DeviceCopies, chosen
 from ..follow.passes import CaptureError, Pass
-from ..look.attended import Attended, Columns, FramesTogether, Turned
+from ..look.attended import AmongKeys, Attended, ByQuery, Columns, HeadSums, Turned
 from ..models.denoiser_call import Size
 from ..models.layers import AttentionLayer
 from .keep import Keep
@@ -35,7 +36,13 @@ class LayerPart:
         CaptureError: the cells are not the layer's grid, or columns, heads or frames are missing.
     """
 
-    def __init__(self, layer: AttentionLayer, keep: Keep, attended: Attended, running: Pass):
+    def __init__(
+        self,
+        layer: AttentionLayer,
+        keep: Keep,
+        attended: HeadSums | ProjectedCall,
+        running: Pass,
+    ):
         self.layer = layer
         self.keep = keep
         self._size = running.latent_size
@@ -47,9 +54,15 @@ class LayerPart:
         self._queries: Columns = None
         if self._is_turned:
             self._queries = keep.queries.numbers(layer, self._size, self._frames)
-        shown = self._turned_together(attended)
-        self.keys = shown.keys
-        self.grid = self._grid(shown.cells)
+        self.keys = attended.keys
+        cells = attended.cells * self._frames
+        images = attended.batch // self._frames
+        if not isinstance(attended, ProjectedCall):
+            shown = self._turned_together(attended)
+            self.keys = shown.keys
+            cells = shown.cells
+            images = shown.batch
+        self.grid = self._grid(cells)
         self._cells: tuple[int, ...] | None = None  # of the frames that are kept; None for all
         if keep.frames is not None:
             self._choose_frames(keep.frames)
@@ -61,24 +74,28 @@ class LayerPart:
         self._check_numbers("head", keep.heads.numbers, attended.heads)
         self._among: DeviceCopies | None = None
         if keep.among is not None and layer.kind != "self":
-            self._among = DeviceCopies(self._among_mask(shown.batch, running.n_text or shown.keys))
+            self._among = DeviceCopies(self._among_mask(images, running.n_text or self.keys))
 
-    def check(self, attended: Attended) -> None:
+    def check(self, attended: HeadSums | ProjectedCall) -> None:
         """Refuse a call on other cells than the first."""
         cells, keys = self._shape
         if attended.cells != cells or (self._is_turned and attended.keys != keys):
             self._check_cells(attended)
 
-    def shown(self, attended: Attended) -> Attended:
+    def shown(self, attended: HeadSums) -> HeadSums:
         """Return the attention of a call's kept rows as it is kept: turned round, or among some
         keys, with a video's frames in one row."""
         attended = self._turned_together(attended)
-        return attended if self._among is None else attended.among(self._among)
+        if self._among is None:
+            return attended
+        assert isinstance(attended, Attended)  # can_record() refuses what asks for heads
+        return AmongKeys(attended, self._among)
 
-    def map_of(self, attended: Attended) -> Tensor:
+    def map_of(self, attended: HeadSums) -> Tensor:
         """Return a call's map in a new tensor, ``[images, (heads,) N, tokens]``, the sum over heads
         if these are averaged; a few heads are computed at a time."""
         if self.keep.heads.each:
+            assert isinstance(attended, Attended)
             numbers = self.keep.heads.numbers
             every = attended.every_head(self.columns)
             return self._of_frames(every if numbers is None else chosen(every, 1, numbers))
@@ -94,12 +111,13 @@ class LayerPart:
     def _of_frames(self, maps: Tensor) -> Tensor:
         return maps if self._cells is None else chosen(maps, -2, self._cells)
 
-    def _turned_together(self, attended: Attended) -> Attended:
+    def _turned_together(self, attended: HeadSums) -> HeadSums:
         if self._is_turned:
+            assert isinstance(attended, ByQuery)  # Queries.check() refuses what is not
             attended = Turned(attended.of_queries(self._queries))
-        return FramesTogether(attended, self._frames) if self._frames > 1 else attended
+        return attended.together(self._frames) if self._frames > 1 else attended
 
-    def _check_cells(self, attended: Attended) -> None:
+    def _check_cells(self, attended: HeadSums | ProjectedCall) -> None:
         """Refuse a call whose queries, and keys if maps show these, are not the layer's grid."""
         if not self._is_turned or self.keep.queries.cells is not None:
             self._check_grid(attended.cells * self._frames, "queries")

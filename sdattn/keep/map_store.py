@@ -14,7 +14,7 @@ from ..follow.capture_warnings import Stopped
 from ..follow.drawn import DrawnPrompts
 from ..follow.passes import CaptureError, CaptureWarning, Pass
 from ..follow.text_watch import TextsOfRun
-from ..look.attended import Attended
+from ..look.attended import HeadSums
 from ..look.refined import Spreading
 from ..models.denoiser_call import Size
 from ..models.guidance import Branch
@@ -40,7 +40,7 @@ class TextOnly(Sum):
         self.spreading = spreading
         self.may_wait = False
 
-    def add_now(self, part: LayerPart, attended: Attended) -> None:
+    def add_now(self, part: LayerPart, attended: HeadSums) -> None:
         self.spreading.text.add(attended.add_to(None, part.columns) / attended.heads)
 
 

@@ -17,13 +17,13 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from ..attention.calls import Rows, chosen_rows, four_axes
+from ..attention.calls import four_axes
 from ..attention.device_copies import index_on
 from ..attention.recording import addend, record_softmax
 from ..errors import RunError
 from ..follow.installer import Installation
 from ..follow.passes import CaptureError, Pass
-from ..look.attended import Attended, Columns, chosen_columns
+from ..look.attended import Columns, HeadSums, chosen_columns
 from ..look.sdpa import TORCHS, no_softmax, replacement
 from ..look.unknown_processors import TRACED, is_plain
 from ..models.denoiser_call import Size
@@ -198,18 +198,16 @@ class Recorders:
         return ((layer, self._of[layer.name]) for layer in layers if layer.name in self._of)
 
 
-class Recorded(Attended):
+class Recorded(HeadSums):
     """Sums over heads ``[B, N, T]``, where no more is known."""
 
     def __init__(self, sums: Tensor, heads: int):
         super().__init__(len(sums), heads, *sums.shape[1:])
         self.sums = sums
 
-    def of_rows(self, rows: Rows) -> Attended:
-        return Recorded(chosen_rows(self.sums, rows), self.heads)
-
-    def probs(self, heads: slice, columns: Columns) -> Tensor:
-        raise NotImplementedError("single heads were not recorded")
+    def together(self, frames: int) -> Recorded:
+        *_, keys = self.sums.shape
+        return Recorded(self.sums.view(self.batch // frames, -1, keys), self.heads)
 
     def head_sums(self, columns: Columns) -> Iterator[Tensor]:
         yield self.add_to(None, columns)

@@ -12,12 +12,13 @@ from typing import TypeGuard, cast
 import torch
 from torch import Tensor
 
-from ..attention.calls import ALL, Rows
+from ..attention.calls import ALL, LayerCall, ProjectedCall, Rows
 from ..attention.device_copies import HostCopy, is_gpu_to_cpu
 from ..attention.plain import at_a_time
 from ..follow.passes import CaptureError, Pass
-from ..look.attended import Attended, Projected
+from ..look.attended import HeadSums, softmax_of
 from ..look.key_owners import other_owners
+from ..look.view import View
 from ..models.layers import AttentionLayer
 from .keep import Keep
 from .layer_part import LayerPart
@@ -37,12 +38,12 @@ _WRITTEN = (
 )
 
 
-def may_wait(attended: Attended) -> TypeGuard[Projected]:
+def may_wait(call: LayerCall) -> TypeGuard[ProjectedCall]:
     """Check whether what a call attended to can be computed later, and is small enough."""
-    if not isinstance(attended, Projected):
+    if not isinstance(call, ProjectedCall):
         return False
-    query = attended.query
-    key = attended.key
+    query = call.query
+    key = call.key
     if query.is_inference() or query.requires_grad or key.requires_grad:
         return False  # no versions are counted; a graph would be held
     return query.device.type != "cpu" or query.numel() + key.numel() <= SMALL_ON_CPU
@@ -62,6 +63,7 @@ class Sum:
     Attributes:
         running: running pass, if it is kept for this layer; else None.
         seen: passes that were added, in order.
+        view: which part of a call is shown.
         part: columns, cells and heads that are kept; None before the layer ran.
         total: sum of the maps, ``[images, (heads,) N, tokens]``; None before anything is added.
         steps: maps of each pass, in place of the sum.
@@ -77,6 +79,7 @@ class Sum:
         self.queue = queue or Queue()
         self.running: Pass | None = None
         self.seen: list[Pass] = []
+        self.view = View(keep.queries, keep.space)
         self.part: LayerPart | None = None
         self.total: Tensor | None = None
         self.steps: list[Tensor] = []
@@ -102,32 +105,32 @@ class Sum:
         """Check whether the layer's call that begins now is kept."""
         return self.running is not None
 
-    def take(self, attended: Attended) -> None:
+    def take(self, call: LayerCall) -> None:
         """Add the attention of one call of the layer, in the running pass; raise CaptureError for
         other rows or cells, a second call, or missing columns or heads."""
         if torch.is_grad_enabled() and not self.keep.grad:
             with torch.no_grad():
-                self.take(attended)
+                self.take(call)
             return
         running = self.running
         assert running is not None
-        if attended.batch != running.batch:
+        if call.batch != running.batch:
             raise CaptureError(
-                f"{self.layer.name} ran on {attended.batch} rows in a pass of {running.batch}, so "
+                f"{self.layer.name} ran on {call.batch} rows in a pass of {running.batch}, so "
                 "which image each row belongs to is not known. Leave this layer out (layers=…)."
             )
-        for kind, apart in attended.rows_apart.items():
+        for kind, apart in call.rows_apart.items():
             before = self.rows_apart.get(kind, apart)
             self.rows_apart[kind] = before.fmax(apart) if before.shape == apart.shape else apart
         rows = running.kept or ALL
-        if self.may_wait and running.frame_rows == 1 and may_wait(attended):
-            part = self._check(attended, running)
-            self.queue.put(self, part, attended, rows)
+        if self.may_wait and running.frame_rows == 1 and may_wait(call):
+            part = self._check(call, running)
+            self.queue.put(self, part, call, rows)
             self.seen.append(running)
         else:  # rows of the other branch are dropped before anything is computed
-            self.add(attended if rows == ALL else attended.of_rows(rows))
+            self.add(self.view.of(call, rows))
 
-    def add(self, attended: Attended) -> None:
+    def add(self, attended: HeadSums) -> None:
         """Add the attention of one call's kept rows now."""
         running = self.running
         assert running is not None
@@ -135,7 +138,7 @@ class Sum:
         self.add_now(part, part.shown(attended))
         self.seen.append(running)
 
-    def _check(self, attended: Attended, running: Pass) -> LayerPart:
+    def _check(self, attended: HeadSums | ProjectedCall, running: Pass) -> LayerPart:
         """Return what is kept of a call, fixed at the first; refuse one on other cells, or a second
         one in a pass. In a custom model one module may be several layers."""
         if running.n_text and self.seen and self.seen[-1] is running:
@@ -146,7 +149,7 @@ class Sum:
             self.part.check(attended)
         return self.part
 
-    def add_now(self, part: LayerPart, attended: Attended) -> None:
+    def add_now(self, part: LayerPart, attended: HeadSums) -> None:
         """Add what is shown of a call to the sum, or to the list of maps."""
         keep = self.keep
         if self._adds_in_place:
@@ -228,7 +231,7 @@ class _Entry:
 
     layer_sum: Sum
     part: LayerPart
-    attended: Projected
+    call: ProjectedCall
     rows: Rows
     versions: list[int]
     is_added: bool  # only watched for somebody who writes into its query or key
@@ -247,16 +250,16 @@ class Queue:
         self._bytes = 0
         self._groups: dict[tuple[str, ...], Tensor] = {}  # sums by their layers' names
 
-    def put(self, layer_sum: Sum, part: LayerPart, attended: Projected, rows: Rows) -> None:
+    def put(self, layer_sum: Sum, part: LayerPart, call: ProjectedCall, rows: Rows) -> None:
         """Add some rows of a call to its layer's sum: at once if it is the layer's first, else
         later."""
         is_first = layer_sum.total is None
         if is_first:
-            layer_sum.add_now(part, attended.of_rows(rows))
-        query = attended.query
-        key = attended.key
+            layer_sum.add_now(part, softmax_of(call.of_rows(rows)))
+        query = call.query
+        key = call.key
         versions = [query._version, key._version]
-        self._waiting.append(_Entry(layer_sum, part, attended, rows, versions, is_first))
+        self._waiting.append(_Entry(layer_sum, part, call, rows, versions, is_first))
         self._bytes += query.nbytes + key.nbytes
         if self._bytes > MAX_QUEUED_BYTES.get(query.device.type, MAX_QUEUED_BYTES_ELSEWHERE):
             self.work_off()
@@ -268,14 +271,14 @@ class Queue:
         self._bytes = 0
         groups: dict[object, list[_Entry]] = defaultdict(list)
         for entry in waiting:
-            attended = entry.attended
-            if [attended.query._version, attended.key._version] != entry.versions:
+            call = entry.call
+            if [call.query._version, call.key._version] != entry.versions:
                 entry.layer_sum.may_wait = False
                 if not entry.is_added:
                     entry.layer_sum.problem = _WRITTEN.format(entry.layer_sum.layer.name)
             elif not entry.is_added:
-                shape = attended.query.shape, attended.key.shape, attended.heads
-                kind = attended.query.dtype, attended.query.device, repr(entry.rows)
+                shape = call.query.shape, call.key.shape, call.heads
+                kind = call.query.dtype, call.query.device, repr(entry.rows)
                 groups[shape, kind, entry.part.columns].append(entry)
         for entries in groups.values():
             self._add(entries)
@@ -292,16 +295,16 @@ class Queue:
     @torch.no_grad()
     def _add(self, entries: Sequence[_Entry]) -> None:
         """Add calls of one shape, as the rows of one call."""
-        attended = entries[0].attended
+        call = entries[0].call
         rows = entries[0].rows
         layer_sums = [entry.layer_sum for entry in entries]
         part = entries[0].part
         held = [cast(Tensor, one.total) for one in layer_sums]  # each layer's first call made it
         images = held[0].shape[0]
-        each = images * attended.heads * attended.cells * attended.keys
-        if len(entries) == 1 or 2 * each > at_a_time(attended.query.device):
+        each = images * call.heads * call.cells * call.keys
+        if len(entries) == 1 or 2 * each > at_a_time(call.query.device):
             for entry in entries:
-                entry.layer_sum.add_now(part, entry.attended.of_rows(rows))
+                entry.layer_sum.add_now(part, softmax_of(entry.call.of_rows(rows)))
             return
         names = tuple(one.layer.name for one in layer_sums)
         sums = self._groups.get(names)
@@ -316,7 +319,8 @@ class Queue:
             self._groups = {**others, names: sums}
         if layer_sums[0].keep.steps.last:
             sums.zero_()
-        Projected.joined([entry.attended for entry in entries], rows).add_to(sums, part.columns)
+        joined = ProjectedCall.joined([entry.call for entry in entries], rows)
+        softmax_of(joined).add_to(sums, part.columns)
 
 
 def called_twice(name: str) -> str:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
+from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
 from ..attention.device_copies import DeviceCopies
@@ -20,7 +21,7 @@ from ..follow.follower import Follower, Subscriber
 from ..follow.installer import Installation
 from ..follow.pass_reader import PassReader
 from ..follow.passes import CaptureError, CaptureWarning, Pass
-from ..look.joint import JointLook
+from ..look.joint import Joint
 from ..look.joint_checks import check_backends
 from ..look.other_text import see_other_text
 from ..look.refined import Spreading
@@ -38,7 +39,7 @@ from .map_store import CapturedMaps
 from .recorders import Recorders, can_record
 
 if TYPE_CHECKING:
-    from ..look.observers import Look, ObservingProcessor
+    from ..look.observers import ObservingProcessor, See
 
 
 @dataclass(eq=False)
@@ -64,6 +65,10 @@ class Watch(Subscriber):
     def passes(self) -> PassReader:
         return self.follower.passes
 
+    def is_open(self) -> bool:
+        """Check whether this is the thread of the followed run."""
+        return self.follower.thread == get_ident()
+
     def begin(self, model: Any, layers: Sequence[AttentionLayer]) -> None:
         """Install observers in a model's layers, and warn of anything that users may not expect.
 
@@ -87,23 +92,16 @@ class Watch(Subscriber):
 
         inner = layer.module.processor
         layer_sum = self.store.sum_of(layer)
-        look: Look = see
-        if layer.kind == "joint":
-            passes = self.passes
-            keep = self.store.keep
-            spreading = None if layer in self.store.text_only else self.spreading
-            look = JointLook(
-                passes.spans,
-                spreading,
-                space=keep.space,
-                queries=keep.queries,
-                caches_text=passes.caches_text,
-            )
-        elif self.text_states is not None:
-            look = partial(see_other_text, self.text_states, self.passes.frame_rows)
-        observer = observing(inner, layer_sum.take, look, layer_sum.wanted)
+        source: See = see
+        if layer.kind != "joint" and self.text_states is not None:
+            source = partial(see_other_text, self.text_states, self.passes.frame_rows)
+        observer = observing(inner, layer_sum.take, source, self.is_open, layer_sum.wanted)
         observer.stream = self.stream
         observer.is_self = layer.kind == "self"
+        if layer.kind == "joint":
+            observer.joint = Joint(self.passes.spans, self.passes.caches_text)
+            if layer not in self.store.text_only:
+                layer_sum.view = replace(layer_sum.view, spreading=self.spreading)
         for former, old in self.observers:
             if former is layer:  # it may have been set again since, and come to lie inside
                 old.end()
@@ -118,6 +116,7 @@ class Watch(Subscriber):
         for _, observer in self.observers:
             observer.end()  # it would hold this watch, and the watch the store
         self.observers.clear()
+        self.stream = None
         self.recorders.close()
 
     def check(self) -> None:
@@ -207,8 +206,8 @@ class Watch(Subscriber):
             self.store.choose(self.selection, begun.latent_size)
         self.store.begin_pass(begun)
         for layer, observer in self.observers:
-            if observer.look in (see, handed_over):
-                observer.look = handed_over if may_hand_over(observer, layer.module) else see
+            if observer.see in (see, handed_over):
+                observer.see = handed_over if may_hand_over(observer, layer.module) else see
         if self.spreading is not None:
             self.spreading.begin_pass()
         if is_first and call is not None:

@@ -1,65 +1,43 @@
-"""`Attended`: what one call of an attention layer attended to, computed on demand.
+"""`Attended`: what the kept rows of one call of a layer attended to, computed on demand.
 
-A faster kernel is one more subclass, with ``of``, ``probs`` and perhaps an ``add_to`` of its own.
+Its rows are chosen on the call, see :mod:`sdattn.attention.calls`; `view` makes it of a call. A
+faster kernel is one more subclass, with ``probs`` and perhaps an ``add_to`` of its own.
 """
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 
 import torch
 from torch import Tensor
 
-from ..attention import attention_probs, plain, split_heads
-from ..attention.calls import ALL, AttentionCall, Rows, chosen_rows, row_index
+from ..attention import attention_probs, plain
+from ..attention.calls import ALL, AttentionCall
 from ..attention.device_copies import DeviceCopies, chosen
 from ..attention.recording import FEW_KEYS, add_softmax, addend, logsumexp, record_share
-from ..errors import RunError
 
 Columns = Sequence[int] | None  # keys; None for all
 
 
-class Attended(ABC):
-    """The attention of one call of one layer: its rows, heads, N queries and T key columns."""
+class HeadSums(ABC):
+    """Sums over the heads of one call of one layer: its rows, heads, N queries, T key columns."""
 
     def __init__(self, batch: int, heads: int, cells: int, keys: int):
         self.batch = batch
         self.heads = heads
         self.cells = cells
         self.keys = keys
-        # of self-attention: how far each row's keys are from every row's own
-        self.rows_apart: Mapping[str, Tensor] = {}
 
     @abstractmethod
-    def of_rows(self, rows: Rows) -> Attended:
-        """Return the same for some rows of the batch: a slice, or their numbers."""
-
-    @abstractmethod
-    def probs(self, heads: slice, columns: Columns) -> Tensor:
-        """Return the probabilities of some heads and columns, float32 ``[batch, heads, N, T]``, in
-        a new tensor; the softmax is over all keys."""
-
-    def of_queries(self, queries: Columns) -> Attended:
-        """Return the same for some queries, None for all."""
-        kind = type(self).__name__
-        raise RunError(f"{kind} shows no single queries. Leave this layer out (layers=…).")
-
-    def among(self, kept: DeviceCopies) -> Attended:
-        """Return the same attention among some keys of each image only: bool ``kept`` ``[B, 1, 1,
-        T]``."""
-        return AmongKeys(self, kept)
-
-    def every_head(self, columns: Columns) -> Tensor:
-        first, *more = self._parts(columns)
-        return torch.cat([first, *more], dim=1) if more else first
-
     def head_sums(self, columns: Columns) -> Iterator[Tensor]:
         """Yield sums over some heads each, float32 ``[batch, N, T]``; together, over all heads."""
-        for part in self._parts(columns):
-            yield part.sum(1)
+
+    @abstractmethod
+    def together(self, frames: int) -> HeadSums:
+        """Return the same for videos whose frames are rows: one row each, frame by frame."""
 
     def add_to(self, total: Tensor | None, columns: Columns) -> Tensor:
         """Add the sum over heads to ``total`` in place, float32 ``[batch, N, T]``, without
@@ -68,6 +46,26 @@ class Attended(ABC):
             total = part if total is None else total.add_(part)
         assert total is not None
         return total
+
+
+class Attended(HeadSums):
+    """The attention of one call of one layer, head by head."""
+
+    @abstractmethod
+    def probs(self, heads: slice, columns: Columns) -> Tensor:
+        """Return the probabilities of some heads and columns, float32 ``[batch, heads, N, T]``, in
+        a new tensor; the softmax is over all keys."""
+
+    def together(self, frames: int) -> Attended:
+        return FramesTogether(self, frames)
+
+    def every_head(self, columns: Columns) -> Tensor:
+        first, *more = self._parts(columns)
+        return torch.cat([first, *more], dim=1) if more else first
+
+    def head_sums(self, columns: Columns) -> Iterator[Tensor]:
+        for part in self._parts(columns):
+            yield part.sum(1)
 
     def _parts(self, columns: Columns) -> Iterator[Tensor]:
         step = max(1, plain.MAX_PROBS_AT_ONCE // (self.batch * self.cells * self.keys))
@@ -86,24 +84,29 @@ def new_sums(attended: Attended, like: Tensor, columns: Columns) -> Tensor:
     return torch.zeros(shape, dtype=torch.float32, device=like.device)
 
 
-class GivenProbs(Attended):
+class ByQuery(Attended):
+    """The attention of one call as it is, whose queries can be chosen."""
+
+    @abstractmethod
+    def of_queries(self, queries: Columns) -> ByQuery:
+        """Return the same for some queries, None for all."""
+
+
+class GivenProbs(ByQuery):
     """Probabilities ``[B, heads, N, T]`` that were made, any dtype; what is returned is a copy."""
 
     def __init__(self, given: Tensor):
         super().__init__(*given.shape)
         self.given = given
 
-    def of_rows(self, rows: Rows) -> Attended:
-        return GivenProbs(chosen_rows(self.given, rows))
-
-    def of_queries(self, queries: Columns) -> Attended:
+    def of_queries(self, queries: Columns) -> ByQuery:
         return GivenProbs(chosen_columns(self.given, queries, dim=2))
 
     def probs(self, heads: slice, columns: Columns) -> Tensor:
         return chosen_columns(self.given[:, heads].to(torch.float32, copy=True), columns)
 
 
-class Softmax(Attended):
+class Softmax(ByQuery):
     """The softmax of a call's query and key, ``[B, heads, ...]`` with a mask of four axes; ``keys``
     are the ones shown, out of all that it is over."""
 
@@ -116,10 +119,7 @@ class Softmax(Attended):
         self._shows_all = last - first == every
         self.scale = 1 / math.sqrt(call.query.shape[-1]) if call.scale is None else call.scale
 
-    def of_rows(self, rows: Rows) -> Attended:
-        return Softmax(self.call.of_rows(rows), self.shown)
-
-    def of_queries(self, queries: Columns) -> Attended:
+    def of_queries(self, queries: Columns) -> ByQuery:
         some = ALL if queries is None else tuple(queries)
         return Softmax(self.call.between(some), self.shown)
 
@@ -174,45 +174,7 @@ class Softmax(Attended):
         return torch.is_grad_enabled() and (call.query.requires_grad or call.key.requires_grad)
 
 
-class Projected(Attended):
-    """The softmax of what a plain layer's projections gave, query ``[B, N, heads*d]`` and key
-    ``[B, T, heads*d]``; nothing is computed before it is asked for."""
-
-    def __init__(self, query: Tensor, key: Tensor, heads: int):
-        super().__init__(query.shape[0], heads, query.shape[1], key.shape[1])
-        self.query = query
-        self.key = key
-
-    def of_rows(self, rows: Rows) -> Attended:
-        return Projected(chosen_rows(self.query, rows), chosen_rows(self.key, rows), self.heads)
-
-    def of_queries(self, queries: Columns) -> Attended:
-        return self.by_head.of_queries(queries)
-
-    def probs(self, heads: slice, columns: Columns) -> Tensor:
-        return self.by_head.probs(heads, columns)
-
-    def add_to(self, total: Tensor | None, columns: Columns) -> Tensor:
-        total = new_sums(self, self.query, columns) if total is None else total
-        scale = 1 / math.sqrt(self.query.shape[2] // self.heads)
-        query = split_heads(self.query, self.heads)
-        add_softmax(total, query, split_heads(self.key, self.heads), None, scale, columns)
-        return total
-
-    @cached_property
-    def by_head(self) -> Softmax:
-        query, key = (split_heads(one, self.heads) for one in (self.query, self.key))
-        return Softmax(AttentionCall(query, key))
-
-    @staticmethod
-    def joined(several: Sequence[Projected], rows: Rows) -> Projected:
-        """Return some rows of several of one shape as one, row after row."""
-        tensors = [one.query for one in several], [one.key for one in several]
-        query, key = (chosen_rows(torch.stack(of), rows, 1).flatten(0, 1) for of in tensors)
-        return Projected(query, key, several[0].heads)
-
-
-def softmax_of(call: AttentionCall, queries: slice = ALL, keys: slice = ALL) -> Attended:
+def softmax_of(call: AttentionCall, queries: slice = ALL, keys: slice = ALL) -> ByQuery:
     """Return the attention of some queries to some keys; the softmax is over all."""
     if call.probs is not None:
         return GivenProbs(call.probs[:, :, queries, keys])
@@ -240,10 +202,6 @@ class SideBySide(Attended):
         self.first = first
         self.others = others
 
-    def of_rows(self, rows: Rows) -> Attended:
-        others = [other if isinstance(other, int) else other.of_rows(rows) for other in self.others]
-        return SideBySide(self.first.of_rows(rows), others)
-
     def probs(self, heads: slice, columns: Columns) -> Tensor:
         parts = [self.first.probs(heads, None)]
         for other in self.others:
@@ -263,12 +221,9 @@ class SideBySide(Attended):
 class Turned(Attended):
     """Attention turned round: the keys are its cells, and each query is a column."""
 
-    def __init__(self, looks: Attended):
+    def __init__(self, looks: ByQuery):
         super().__init__(looks.batch, looks.heads, looks.keys, looks.cells)
         self.looks = looks
-
-    def of_rows(self, rows: Rows) -> Attended:
-        return Turned(self.looks.of_rows(rows))
 
     def probs(self, heads: slice, columns: Columns) -> Tensor:
         return self.looks.of_queries(columns).probs(heads, None).mT
@@ -281,12 +236,6 @@ class FramesTogether(Attended):
         super().__init__(single.batch // frames, single.heads, frames * single.cells, single.keys)
         self.single = single
         self.frames = frames
-
-    def of_rows(self, rows: Rows) -> Attended:
-        videos = range(self.batch)[rows] if isinstance(rows, slice) else rows
-        frames = range(self.frames)
-        chosen_frames = tuple(video * self.frames + frame for video in videos for frame in frames)
-        return FramesTogether(self.single.of_rows(row_index(chosen_frames)), self.frames)
 
     def probs(self, heads: slice, columns: Columns) -> Tensor:
         probs = self.single.probs(heads, columns)  # [videos*frames, heads, N, T]
@@ -312,9 +261,6 @@ class AmongKeys(Attended):
         super().__init__(whole.batch, whole.heads, whole.cells, whole.keys)
         self.whole = whole
         self.kept = kept
-
-    def of_rows(self, rows: Rows) -> Attended:
-        return AmongKeys(self.whole.of_rows(rows), DeviceCopies(chosen_rows(self.kept.own, rows)))
 
     def probs(self, heads: slice, columns: Columns) -> Tensor:
         probs = self.whole.probs(heads, None)

@@ -12,19 +12,20 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from typing import Any
 
 from torch import Tensor
 
-from .sdpa import SdpaWatch, spied, spied_entry
+from .layer import IsOpen
+from .sdpa import SdpaWatch, SeeKernel, spied, spied_entry
 
 DISPATCH = "diffusers.models.attention_dispatch"
 # Its backends that call torch's scaled_dot_product_attention, so that they can be seen.
 OPTIONS = ("attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")  # as torch names them
+Kernels = Tensor | tuple[Tensor, ...]  # a kernel's output, perhaps with a logsumexp
 SEEN_BACKENDS = ("native", "_native_cudnn", "_native_efficient", "_native_flash", "_native_math")
 
 
-def backend_of(processor: Any) -> tuple[str, bool] | None:
+def backend_of(processor: object) -> tuple[str, bool] | None:
     """Return a processor's backend, and whether it is diffusers' own; None without a choice."""
     dispatch = sys.modules.get(DISPATCH)
     if dispatch is None or not hasattr(processor, "_attention_backend"):
@@ -36,7 +37,7 @@ def backend_of(processor: Any) -> tuple[str, bool] | None:
     return backend.value, getattr(entry, "__module__", DISPATCH) == DISPATCH
 
 
-def hidden_backend(processor: Any) -> str | None:
+def hidden_backend(processor: object) -> str | None:
     """Return the backend of diffusers' own that a processor chose, if it does not call torch's
     attention; else None."""
     backend, is_own = backend_of(processor) or ("native", True)
@@ -44,44 +45,43 @@ def hidden_backend(processor: Any) -> str | None:
 
 
 @contextmanager
-def dispatched(backends: Iterable[str], see: Callable[..., Tensor]) -> Iterator[None]:
-    """Hand this thread's calls of some backends' kernels to ``see``, by head, as
-    :func:`sdattn.look.sdpa.spied` does."""
+def dispatched(backends: Iterable[str], see: SeeKernel, is_open: IsOpen) -> Iterator[None]:
+    """Hand calls of some backends' kernels to ``see``, by head, as :func:`sdattn.look.sdpa.spied`
+    does."""
     with ExitStack() as stack:
         for backend in backends:
             dispatch = sys.modules[DISPATCH]
             entries = dispatch._AttentionBackendRegistry._backends
             name = dispatch.AttentionBackendName(backend)
-            stack.enter_context(spied_entry(entries, name, _by_head(see)))
+            stack.enter_context(spied_entry(entries, name, _by_head(see), is_open))
         yield
 
 
 @contextmanager
-def watching(watch: SdpaWatch, backends: Iterable[str]) -> Iterator[None]:
-    """Let a watch see this thread's calls of torch's attention, of what replaces it, and of some
-    backends' kernels."""
-    with watch, spied(watch.attend), dispatched(backends, watch.attend):
+def watching(watch: SdpaWatch, backends: Iterable[str], is_open: IsOpen) -> Iterator[None]:
+    """Let a watch see the calls, in its run's thread, of torch's attention, of what replaces it,
+    and of some backends' kernels."""
+    with watch, spied(watch.attend, is_open), dispatched(backends, watch.attend, is_open):
         yield
 
 
-def _by_head(see: Callable[..., Tensor]) -> Callable[..., Any]:
+def _by_head(see: SeeKernel) -> SeeKernel:
     """Return what gets a kernel's call with the axes ``[B, N, heads, d]``, and hands it on."""
 
     def look(
-        call: Callable[[], Any],
-        by: Any,
+        call: Callable[[], Kernels],
+        by: object,
         query: Tensor,
         key: Tensor,
         value: Tensor,
-        **given: Any,
-    ) -> Any:
-        made: list[Any] = []
+        **given: object,
+    ) -> Kernels:
+        made: list[Kernels] = []
 
         def attend(*_: object, **__: object) -> Tensor:
             made.append(call())
             output = made[0][0] if isinstance(made[0], tuple) else made[0]  # with a logsumexp
-            transposed: Tensor = output.transpose(1, 2)
-            return transposed
+            return output.transpose(1, 2)
 
         by_head = [tensor.transpose(1, 2) for tensor in (query, key, value)]
         options = {name: given[name] for name in OPTIONS if name in given}

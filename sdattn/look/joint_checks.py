@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from inspect import unwrap
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,8 +13,9 @@ from ..errors import OptionError, RunError
 from ..models.denoiser import Denoiser, joint_spans
 from ..models.denoiser_call import head_count, innermost
 from ..models.layers import AttentionLayer
-from .dispatched import DISPATCH, backend_of
+from .layer import Arguments, Layer
 from .output_space import Space
+from .projections import Seen
 from .row_orders import RowCalls
 from .unknown_processors import maker_in, unknown_use
 
@@ -36,15 +35,6 @@ def check_backends(layers: Sequence[AttentionLayer]) -> None:
             )
 
 
-def is_diffusers_own(processor: Any) -> bool:
-    """Check that a processor, its dispatcher and its backend are all diffusers' own."""
-    call = unwrap(type(processor).__call__)
-    chosen = backend_of(processor)
-    dispatcher = getattr(call.__globals__.get("dispatch_attention_fn"), "__module__", DISPATCH)
-    own = dispatcher == DISPATCH and (chosen is None or chosen[1])
-    return own and call.__module__.startswith("diffusers.")
-
-
 def check_ways(
     denoiser: Denoiser, layers: Sequence[AttentionLayer], refine: str | None, space: Space
 ) -> None:
@@ -61,7 +51,7 @@ def check_ways(
         raise OptionError(name, value, text)
 
 
-def token_count(arguments: dict[str, Any]) -> int:
+def token_count(arguments: Arguments) -> int:
     """Count the tokens of a layer's call; some models pass a single stream's tokens twice, or the
     image's alone, and the others' keys in a cache."""
     image = arguments["hidden_states"]
@@ -105,8 +95,8 @@ def check_exact(call: AttentionCall) -> None:
 def made_by(
     calls: Sequence[AttentionCall],
     arrived: Sequence[Tensor],
-    attn: Any,
-    arguments: dict[str, Any],
+    attn: Layer,
+    arguments: Arguments,
     inner: object,
 ) -> AttentionCall:
     """Return the call for all tokens that may have made what reached the output projection,
@@ -127,8 +117,8 @@ def check_order(
     seen: AttentionCall,
     image: slice,
     text: slice,
-    attn: Any,
-    projected: dict[str, Tensor],
+    attn: Layer,
+    projected: Seen,
     name: str,
 ) -> None:
     """Refuse a layer that did not put the text's values where its keys are said to be.
@@ -137,10 +127,13 @@ def check_order(
     both at once; their order is the earlier layers'. In some models the text stream has extra
     tokens.
     """
-    own = projected.get("add_v_proj")
-    if own is None and "to_added_qkv" in projected:
-        own = projected["to_added_qkv"].chunk(3, dim=-1)[-1]
-    if own is None or own.device.type == "meta":
+    if "add_v_proj" in projected:
+        own = projected["add_v_proj"][0]
+    elif "to_added_qkv" in projected:
+        own = projected["to_added_qkv"][0].chunk(3, dim=-1)[-1]
+    else:
+        return
+    if own.device.type == "meta":
         return
     expected = split_heads(own, head_count(attn)).to(seen.value.dtype)  # [B, heads, T, d]
     if text.stop - text.start < expected.shape[2]:

@@ -7,7 +7,6 @@ Source: Cao et al. 2023, "MasaCtrl: Tuning-Free Mutual Self-Attention Control".
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,6 +14,7 @@ from torch import Tensor
 from ..attention import split_heads
 from ..attention.calls import AttentionCall
 from ..attention.core import rounding_error
+from .layer import Layer
 
 # What is used, and each row's own
 Pairs = Mapping[str, tuple[Tensor | None, Tensor | None]]
@@ -38,7 +38,7 @@ def rows_apart(pairs: Pairs) -> dict[str, Tensor]:
 
 
 def pairs_of_call(
-    attn: Any, calls: Sequence[AttentionCall], seen: Mapping[str, Sequence[Tensor]]
+    attn: Layer, calls: Sequence[AttentionCall], seen: Mapping[str, Sequence[Tensor]]
 ) -> Pairs:
     """Return the values and keys of a layer's last call, each beside its projection's output."""
     if not calls or "to_v" not in seen or "to_k" not in seen:

@@ -7,39 +7,46 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from functools import wraps
-from threading import get_ident
-from typing import Any, cast
+from collections.abc import Callable
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
-from ..attention.calls import AttentionCall
+from ..attention.calls import AttentionCall, LayerCall
 from ..errors import RunError
 from ..models.denoiser_call import innermost
-from .attended import Attended
 from .dispatched import hidden_backend, watching
-from .projections import Projections, named
+from .joint import Joint
+from .layer import IsOpen, Layer, Output, Processor
+from .projections import Projections
 from .sdpa import SdpaWatch, kernel_name, no_softmax
 from .text_stream import RUNNING, TextStream
 from .unknown_processors import misfit, unknown_use
 
-Observe = Callable[[Attended], None]
-# (observer, inner, attn, *args, **kwargs): have the processor run; return its output, and what it
-# attended to, if that is kept
-Look = Callable[..., tuple[Any, Attended | None]]
-Wanted = Callable[[], bool]
+Observe = Callable[[LayerCall], None]
 Calls = list[AttentionCall]
 
 
+class See(Protocol):
+    """A source: run an observed processor, and return its output and its call, None if that is not
+    kept."""
+
+    def __call__(
+        self, observer: ObservingProcessor, attn: Layer, /, *args: object, **kwargs: object
+    ) -> tuple[Output, LayerCall | None]: ...
+
+
 def observing(
-    inner: Any, observe: Observe, look: Look, wanted: Wanted | None = None
+    inner: Processor,
+    observe: Observe,
+    see: See,
+    is_open: IsOpen,
+    is_needed: Callable[[], bool] = lambda: True,
 ) -> ObservingProcessor:
     """Return an observer of ``inner``, a module if ``inner`` is one, so that weights move along."""
     kind = ObservingModule if isinstance(inner, nn.Module) else ObservingProcessor
-    return kind(inner, observe, look, wanted)
+    return kind(inner, observe, see, is_open, is_needed)
 
 
 def _of_innermost(name: str) -> property:
@@ -50,16 +57,20 @@ def _of_innermost(name: str) -> property:
 
 
 class ObservingProcessor:
-    """Let ``inner`` make the output; hand the probabilities it used to ``observe``.
+    """Let ``inner`` make the output; hand the call that made it to ``observe``.
 
-    The output is the very tensor that ``inner`` returned. Calls from other threads are not
-    observed.
+    The output is the very tensor that ``inner`` returned.
+
+    diffusers asks whatever a layer holds for its class and for the signature of its ``__call__``,
+    and no setting tells it to ask elsewhere, so an observer answers for the processor that it
+    watches; its own class is ``type(observer)``.
 
     Args:
         inner: the watched processor; see :func:`observing` for one that has weights.
-        observe: function that gets what each call attended to.
-        look: function that sees what a call attended to, such as :func:`sdattn.look.sources.see`.
-        wanted: function that tells, before a call, whether anybody would look.
+        observe: function that gets each call.
+        see: function that sees a call, such as :func:`sdattn.look.sources.see`.
+        is_open: function that tells whether a pass of the followed run is open in this thread.
+        is_needed: function that tells, before a call, whether its pass is kept.
 
     Attributes:
         noted: messages of what may be wrong, each with the largest error of any call: a tensor on
@@ -68,6 +79,7 @@ class ObservingProcessor:
             difference of its output, as in ``noted``.
         stream: stream of another text, observed in place of the model's own runs.
         is_self: True in self-attention, where each row's keys should be its own.
+        joint: where text and image are in joint attention; None in any other.
 
     Raises (when called):
         RuntimeError: what ``inner`` used is unknown: it called none of these projections, or made
@@ -78,70 +90,70 @@ class ObservingProcessor:
 
     def __init__(
         self,
-        inner: Any,
+        inner: Processor,
         observe: Observe,
-        look: Look,
-        wanted: Wanted | None = None,
+        see: See,
+        is_open: IsOpen,
+        is_needed: Callable[[], bool] = lambda: True,
     ):
         self.inner = inner
         self.observe = observe
-        self.look = look
-        self.wanted = wanted or (lambda: True)
-        self.thread = get_ident()
-        self.projections = Projections()
+        self.see = see
+        self.is_open = is_open
+        self.is_needed = is_needed
+        self.projections = Projections(is_open)
         self.listeners: list[Callable[[Calls], object]] = []
         self.noted: dict[str, Tensor] = {}
         self.kernels: dict[str, Tensor] = {}
         self.is_first = True  # call, which may read a value back from the device
         self.stream: TextStream | None = None
         self.is_self = False
+        self.joint: Joint | None = None
 
-        # diffusers reads the signature of `processor.__call__` at every call, to choose the keyword
-        # arguments that it passes on, so this object has to show the signature of the inner one.
-        @wraps(inner.__call__)
-        def call(*args: Any, **kwargs: Any) -> Tensor:
-            return type(self).__call__(self, *args, **kwargs)
+        # Asked for at every call, to choose the keyword arguments that diffusers passes on.
+        def call(attn: Layer, *args: object, **kwargs: object) -> Output:
+            return type(self).__call__(self, attn, *args, **kwargs)
 
         vars(call)["__signature__"] = inspect.signature(inner.__call__)
         vars(self)["__call__"] = call
 
     @property  # type: ignore[misc]
     def __class__(self) -> type:
-        """The watched processor's class, by which diffusers finds processors to skip in perturbed
-        guidance; ``type()`` gives the observer's own."""
+        # By it diffusers finds processors to skip in perturbed guidance.
         attributes = {**vars(self), **vars(self).get("_modules", {})}
         return type(innermost(self)) if "inner" in attributes else type(self)
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+    def __deepcopy__(self, memo: dict[int, object]) -> Processor:
         """Return a copy of the processor itself: the copy of a model is not watched."""
         return copy.deepcopy(self.inner, memo)
 
-    def __call__(self, attn: Any, *args: Any, **kwargs: Any) -> Tensor:
+    def __call__(self, attn: Layer, *args: object, **kwargs: object) -> Output:
         if torch.compiler.is_dynamo_compiling():  # a decorator would cost every call more
-            return cast(Tensor, self._run_untraced(attn, *args, **kwargs))
+            output: Output = self._run_untraced(attn, *args, **kwargs)
+            return output
         return self._run(attn, *args, **kwargs)
 
-    def _run(self, attn: Any, *args: Any, **kwargs: Any) -> Tensor:
+    def _run(self, attn: Layer, *args: object, **kwargs: object) -> Output:
         """Return the output of ``inner``, and hand on what it attended to."""
         if not self.looks():
-            return cast(Tensor, self.inner(attn, *args, **kwargs))
-        output, attended = self.look(self, innermost(self), attn, *args, **kwargs)
+            return self.inner(attn, *args, **kwargs)
+        output, call = self.see(self, attn, *args, **kwargs)
         self.is_first = False
-        if attended is not None:
+        if call is not None:
             with torch._C.DisableTorchFunction():  # its softmaxes are none of the model's
-                self.observe(attended)
+                self.observe(call)
         return output
 
     _run_untraced = torch.compiler.disable(_run)
 
     def looks(self) -> bool:
-        """Check whether a call that begins now, in this thread, is looked at."""
-        mine = RUNNING.get() is self.stream and get_ident() == self.thread
-        return mine and self.wanted()
+        """Check whether a call that begins now is looked at."""
+        return RUNNING.get() is self.stream and self.is_open() and self.is_needed()
 
     def end(self) -> None:
         """Stop watching, and let go of every callback."""
-        self.observe = self.wanted = _nothing
+        self.observe = _nothing
+        self.is_open = self.is_needed = self.projections.is_open = _closed
         self.projections.remove()
 
     def check(self, predicted: Tensor, *arrived: Tensor) -> None:
@@ -160,16 +172,9 @@ class ObservingProcessor:
         if self.is_first and error.device.type != "meta" and error > 1:
             raise RunError(problem)
 
-    @contextmanager
-    def projected(self, attn: Any, *names: str) -> Iterator[dict[str, Tensor]]:
-        """Yield a dict that has, after the block, the outputs of the layer's projections in this
-        thread, by name; the first of several."""
-        first: dict[str, Tensor] = {}
-        with self.projections.during(named(attn, names)) as seen:
-            yield first
-        first.update((name, calls[0]) for name, calls in seen.items())
-
-    def watched(self, calls: Calls, kind: type[SdpaWatch], *args: Any, **kwargs: Any) -> Any:
+    def watched(
+        self, calls: Calls, kind: type[SdpaWatch], attn: Layer, *args: object, **kwargs: object
+    ) -> Output:
         """Return the output of ``inner``; ``calls`` takes what was handed to torch's attention."""
         first = nested = self
         # Among nested captures the innermost watches torch's calls and tells the others.
@@ -179,11 +184,11 @@ class ObservingProcessor:
         first.listeners.append(calls.extend)
         try:
             if first is not self:
-                return self.inner(*args, **kwargs)
+                return self.inner(attn, *args, **kwargs)
             watch = kind()
-            hidden = filter(None, [hidden_backend(innermost(self))])
-            with watching(watch, hidden):
-                output = self.inner(*args, **kwargs)
+            backend = hidden_backend(innermost(self))
+            with watching(watch, [] if backend is None else [backend], self.is_open):
+                output = self.inner(attn, *args, **kwargs)
             for listener in self.listeners:
                 listener(watch.calls)
             for by, unlike in watch.unlike:
@@ -206,5 +211,9 @@ class ObservingModule(ObservingProcessor, nn.Module):
         ObservingProcessor.__init__(self, *args)
 
 
-def _nothing(*_: object) -> Any:
-    """Do nothing, and want nothing: the capture has ended."""
+def _nothing(_call: LayerCall) -> None:
+    """Hand nothing on: the capture has ended."""
+
+
+def _closed() -> bool:
+    return False

@@ -16,15 +16,16 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ..attention.calls import ALL, Rows, chosen_rows
+from ..attention.calls import AttentionCall, LayerCall, Rows, chosen_rows
 from ..attention.device_copies import DeviceCopies
 from ..errors import InvalidTypeError, InvalidValueError, RunError
 from ..models.call_options import call_options, option_of
 from ..models.denoiser import Denoiser, find_denoiser
+from ..models.denoiser_call import innermost
 from ..models.families.unet import is_unet
 from ..models.layers import AttentionLayer
-from .attended import Attended, Columns, softmax_of
-from .projections import projected_call
+from .layer import Layer, Output
+from .projections import named, projected_call
 
 if TYPE_CHECKING:
     from .observers import ObservingProcessor as Observer
@@ -96,39 +97,41 @@ def see_other_text(
     text_states: DeviceCopies,
     frame_rows: Callable[[], int],
     observer: Observer,
-    inner: Any,
-    attn: Any,
-    *args: Any,
-    **kwargs: Any,
-) -> tuple[Any, Attended]:
+    attn: Layer,
+    /,
+    *args: object,
+    **kwargs: object,
+) -> tuple[Output, LayerCall | None]:
     """See what the queries of a processor would attend to in another text, ``[1 or images, T,
     width]``; a video has ``frame_rows()`` rows of the batch.
 
     The keys are the layer's own projection, so LoRA and whatever else acts on it count. The image
     does not depend on them. Raise RuntimeError if the processor did not call ``to_q``.
     """
-    with observer.projected(attn, "to_q") as seen:
+    with observer.projections.during(named(attn, ("to_q",))) as seen:
         output = observer.inner(attn, *args, **kwargs)
     if "to_q" not in seen:
         raise RunError(
-            f"The processor {type(inner).__name__} did not call the layer's own to_q, "
-            "so what it would attend to cannot be known. Set another processor before capture, "
-            "sdattn.TorchAttnProcessor() for example."
+            f"The processor {type(innermost(observer)).__name__} did not call the layer's own "
+            "to_q, so what it would attend to cannot be known. Set another processor before "
+            "capture, sdattn.TorchAttnProcessor() for example."
         )
-    return output, _OtherText(attn, seen["to_q"], text_states, frame_rows())
+    return output, OtherTextCall(attn, seen["to_q"][0], text_states, frame_rows())
 
 
-class _OtherText(Attended):
+class OtherTextCall:
     """A layer's query ``[B, N, heads*d]``, with keys made of another text for the chosen rows."""
 
-    def __init__(self, attn: Any, query: Tensor, text_states: DeviceCopies, frame_rows: int):
-        super().__init__(len(query), attn.heads, query.shape[1], text_states.own.shape[1])
+    rows_apart: Mapping[str, Tensor] = {}
+
+    def __init__(self, attn: Layer, query: Tensor, text_states: DeviceCopies, frame_rows: int):
         self.attn = attn
         self.query = query
         self.text_states = text_states
         self.frame_rows = frame_rows
+        self.batch = len(query)
 
-    def of_rows(self, rows: Rows) -> Attended:
+    def of_rows(self, rows: Rows) -> AttentionCall:
         query = chosen_rows(self.query, rows)
         states = self.text_states.on(query.device, query.dtype)
         if getattr(self.attn, "norm_cross", None):
@@ -142,7 +145,4 @@ class _OtherText(Attended):
             )
         if len(key) > 1:
             key = key.repeat_interleave(self.frame_rows, 0)
-        return softmax_of(projected_call(self.attn, query, key.expand(len(query), -1, -1)))
-
-    def probs(self, heads: slice, columns: Columns) -> Tensor:
-        return self.of_rows(ALL).probs(heads, columns)
+        return projected_call(self.attn, query, key.expand(len(query), -1, -1))

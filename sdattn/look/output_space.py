@@ -13,7 +13,6 @@ from typing import Literal
 
 from torch import Tensor
 
-from ..attention.calls import Rows, chosen_rows
 from .attended import Attended, Columns, chosen_columns
 
 Space = Literal["attention", "output"]
@@ -29,9 +28,6 @@ class OutputSpace(Attended):
         super().__init__(batch, heads, cells, text.shape[2])
         self.image = image
         self.text = text
-
-    def of_rows(self, rows: Rows) -> Attended:
-        return OutputSpace(chosen_rows(self.image, rows), chosen_rows(self.text, rows))
 
     def probs(self, heads: slice, columns: Columns) -> Tensor:
         text = chosen_columns(self.text[:, heads].float(), columns, dim=2)

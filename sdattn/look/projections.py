@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
-from threading import get_ident
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch import Tensor, nn
@@ -13,6 +12,8 @@ from ..attention.calls import AttentionCall
 from ..attention.controlled import mask_by_head
 from ..attention.core import heads_of
 from ..errors import RunError
+from ..models.denoiser_call import innermost
+from .layer import Arguments, IsOpen, Layer
 
 ARRIVED = "to_out"  # the one whose input is seen
 INTO = "into "  # before the name of a projection whose input is seen too
@@ -20,18 +21,18 @@ Projection = tuple[str, nn.Module | None]  # a projection by its name
 Seen = dict[str, list[Tensor]]  # projections' outputs, by name, a tensor per call
 
 
-def named(attn: Any, names: Sequence[str]) -> list[Projection]:
+def named(attn: Layer, names: Sequence[str]) -> list[Projection]:
     """Return projections of an attention layer, None for those that it lacks."""
     modules = attn._modules  # asking the module for each costs more
     return [(name, modules.get(name)) for name in names]
 
 
-def output_projection(attn: Any) -> nn.Module | None:
+def output_projection(attn: Layer) -> nn.Module | None:
     to_out = getattr(attn, "to_out", getattr(attn, "out_layer", None))  # Kandinsky 5's name
     return to_out[0] if isinstance(to_out, nn.ModuleList) else to_out
 
 
-def query_and_key(seen: Seen, inner: Any) -> tuple[Tensor, Tensor]:
+def query_and_key(seen: Seen, inner: object) -> tuple[Tensor, Tensor]:
     """Return a layer's query and key ``[B, N or T, heads*d]`` from its projections' outputs; raise
     RuntimeError if the processor ``inner`` called none of them."""
     if "to_qkv" in seen:
@@ -42,14 +43,14 @@ def query_and_key(seen: Seen, inner: Any) -> tuple[Tensor, Tensor]:
     if "to_q" in seen and "to_k" in seen:
         return seen["to_q"][0], seen["to_k"][0]
     raise RunError(
-        f"The processor {type(inner).__name__} did not call the layer's own to_q and to_k "
-        f"(called: {', '.join(seen) or 'none'}), so what it attended to cannot be known. Set "
+        f"The processor {type(innermost(inner)).__name__} did not call the layer's own to_q and "
+        f"to_k (called: {', '.join(seen) or 'none'}), so what it attended to cannot be known. Set "
         "another processor before capture, sdattn.TorchAttnProcessor() for example."
     )
 
 
 def projected_call(
-    attn: Any, query: Tensor, key: Tensor, mask: Tensor | None = None, norm_k: str = "norm_k"
+    attn: Layer, query: Tensor, key: Tensor, mask: Tensor | None = None, norm_k: str = "norm_k"
 ) -> AttentionCall:
     """Return the call of a layer by its projections' outputs, ``[B, N, heads*d]`` and ``[B, T,
     heads*d]``; ``norm_k`` names the norm of this key."""
@@ -61,12 +62,13 @@ def projected_call(
 
 
 class Projections:
-    """The outputs of a layer's projections in this thread, and the input of its output projection.
-    The hooks stay from the first call until :meth:`remove`. They are made again if a projection was
-    replaced (LoRA, fused projections), or a user's hook follows them and may change the output."""
+    """The outputs of a layer's projections in an observed call, and the input of its output
+    projection. The hooks stay from the first call until :meth:`remove`. They are made again if a
+    projection was replaced (LoRA, fused projections), or a user's hook follows them and may change
+    the output."""
 
-    def __init__(self) -> None:
-        self.thread = get_ident()
+    def __init__(self, is_open: IsOpen) -> None:
+        self.is_open = is_open
         self._parts: Sequence[Projection] = ()
         self._hooks: list[_Hook] = []
         self._outer: list[Seen | None] = []  # of a layer that runs again in its run (checkpointing)
@@ -78,7 +80,9 @@ class Projections:
         if not self.are_seen(parts):
             self.remove()
             self._parts = parts
-            self._hooks = [_Hook(self, *part) for part in parts if part[1] is not None]
+            for name, module in parts:
+                if module is not None:
+                    self._hooks.append(_Hook(self, name, module))
         return self
 
     def are_seen(self, parts: Sequence[Projection]) -> bool:
@@ -105,22 +109,27 @@ class Projections:
 class _Hook:
     """A hook of one projection."""
 
-    def __init__(self, owner: Projections, name: str, module: Any):
+    def __init__(self, owner: Projections, name: str, module: nn.Module):
         self.owner = owner
         self.name = name
         self.is_input = name == ARRIVED or name.startswith(INTO)
-        before = self.is_input
-        self.beside = module._forward_pre_hooks if before else module._forward_hooks
-        register = module.register_forward_pre_hook if before else module.register_forward_hook
-        self.handle = register(self)
+        self.beside: dict[int, Any]
+        if self.is_input:
+            self.beside = module._forward_pre_hooks
+            self.handle = module.register_forward_pre_hook(self)
+        else:
+            self.beside = module._forward_hooks
+            self.handle = module.register_forward_hook(self)
 
-    def __call__(self, _module: nn.Module, args: Any, output: Any = None) -> None:
+    def __call__(
+        self, _module: nn.Module, args: tuple[Tensor, ...], output: Tensor | None = None
+    ) -> None:
         owner = self.owner
-        if owner.seen is not None and get_ident() == owner.thread:
-            given = args[0] if self.is_input else output
+        if owner.seen is not None and owner.is_open():
+            given = args[0] if output is None else output
             owner.seen.setdefault(self.name, []).append(given)
 
-    def __deepcopy__(self, _memo: dict[int, Any]) -> Any:
+    def __deepcopy__(self, _memo: dict[int, object]) -> Callable[..., None]:
         """Return a hook that does nothing: the copy of a model is not watched."""
         return _nothing
 
@@ -134,11 +143,11 @@ class _Hook:
         return False  # somebody took it out
 
 
-def _nothing(*_: Any) -> None:
+def _nothing(*_: object) -> None:
     """Do nothing, in place of a hook in a copy."""
 
 
-def by_name(inner: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+def by_name(inner: Any, args: tuple[object, ...], kwargs: dict[str, object]) -> Arguments:
     """Return a processor's arguments, after the layer, by diffusers' names or else by position."""
     names = ["hidden_states", "encoder_hidden_states", "attention_mask"]
     if len(args) > 1:  # not the usual call; asking for names costs more than a small layer

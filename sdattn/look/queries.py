@@ -109,13 +109,18 @@ IMAGE_TO_TEXT = Queries()
 
 def _cells(given: Any, keys: Side | None) -> Cells:
     numbers = [tuple(map(_plain, items_of(cell))) for cell in items_of(given)]
-    if any(isinstance(at, float) and at >= 1 for cell in numbers for at in cell):
-        text = "a float is a fraction of the image's side, below 1. Pass cells as whole numbers."
-        raise OptionError("queries", given, text)
-    places = [[*map(_place, cell)] for cell in numbers]
-    cells = tuple(tuple(at for at in cell if at is not None) for cell in places)
-    lengths = {*map(len, places)}
-    is_read = lengths in ({2}, {3}) and {*map(len, cells)} == lengths
+    for cell in numbers:
+        if any(isinstance(at, float) and at >= 1 for at in cell):
+            text = (
+                "a float is a fraction of the image's side, below 1. Pass cells as whole numbers."
+            )
+            raise OptionError("queries", given, text)
+    is_read = {*map(len, numbers)} in ({2}, {3})
+    cells = []
+    for cell in numbers:
+        places = [place for at in cell if (place := _place(at)) is not None]
+        is_read = is_read and len(places) == len(cell)
+        cells.append(tuple(places))
     if not is_read or len({*cells}) < len(cells):
         known = '"image", "text", or a list of different cells, [(row, col)], numbered from 0 in '
         known += "the latent, or fractions of the image's sides below 1"
@@ -123,7 +128,7 @@ def _cells(given: Any, keys: Side | None) -> Cells:
     if keys == "text":
         text = "to the text every cell's attention is kept by default. Leave out queries and keys."
         raise OptionError("keys", keys, text)
-    return cells
+    return tuple(cells)
 
 
 def _inside(cell: Sequence[int | float], size: Size) -> bool:

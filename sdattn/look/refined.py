@@ -10,7 +10,6 @@ Source: GoCA (arXiv:2603.06178), for two products with the image's self-attentio
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Iterator, Sequence
 from functools import reduce
@@ -19,8 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from ..attention.calls import AttentionCall, Rows
-from ..attention.device_copies import DeviceCopies
+from ..attention.calls import AttentionCall
 from ..attention.recording import addend
 from ..follow.run_part import RunPart
 from ..models.layers import AttentionLayer
@@ -117,14 +115,6 @@ class Refined(Attended):
         self.text = text
         self.spreading = spreading
         self.image = image
-
-    def of_rows(self, rows: Rows) -> Attended:
-        return Refined(self.text.of_rows(rows), self.spreading, self.image.of_rows(rows))
-
-    def among(self, kept: DeviceCopies) -> Attended:
-        chosen = copy.copy(self)
-        chosen.text = self.text.among(kept)
-        return chosen
 
     def probs(self, heads: slice, columns: Columns) -> Tensor:
         return self.every_head(columns)[:, heads]

@@ -12,15 +12,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from ..attention.calls import AttentionCall
+from ..attention.calls import AttentionCall, Spans
 from ..attention.device_copies import DeviceCopies
-from ..attention.joint_processor import Spans
+from .layer import Arguments
 
 
 class RowOrder:
@@ -67,6 +66,8 @@ class RowOrder:
         mask = self._masked(call.mask, index, is_token[:, None])
         ordered = replace(call, query=query, key=key, mask=mask, logsumexp=logsumexp)
         ordered.output = _taken(call.output, index, 2) * is_token[..., None]
+        ordered.spans = self.image, self.text
+        ordered.tokens = self.tokens
         return ordered
 
     def _masked(self, mask: Tensor | None, index: Tensor, is_token: Tensor) -> Tensor:
@@ -133,9 +134,7 @@ class RowCalls(AttentionCall):
         return torch.cat([tensor.index_select(2, index) for tensor, index in rows])
 
 
-def as_one_call(
-    calls: Sequence[AttentionCall], arguments: dict[str, Any]
-) -> Sequence[AttentionCall]:
+def as_one_call(calls: Sequence[AttentionCall], arguments: Arguments) -> Sequence[AttentionCall]:
     """Return a processor's calls as one call if it attended to one row at a time."""
     image = arguments["hidden_states"]
     text = arguments.get("encoder_hidden_states")

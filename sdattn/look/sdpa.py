@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial, update_wrapper
-from threading import Lock, get_ident
+from threading import Lock
 from typing import Any
 
 import torch
@@ -23,81 +23,86 @@ from torch.utils._device import DeviceContext
 from ..attention.calls import AttentionCall
 from ..attention.core import rounding_error
 from .kernel_logsumexp import attend_with_logsumexp, backend_with_logsumexp
+from .layer import IsOpen
 
 PRODUCTS = (torch.bmm, torch.matmul, Tensor.bmm, Tensor.matmul, Tensor.__matmul__, torch.einsum)
 TORCHS: Any = torch._C._nn.scaled_dot_product_attention  # whatever torch.nn.functional has now
+SeeKernel = Callable[..., object]
 _LOCK = Lock()
 
 
-def replacement() -> Any | None:
+def replacement() -> object | None:
     """Return what answers in the place of torch's attention; None for torch's own."""
     now = nn.functional.scaled_dot_product_attention
     return outer_mode() if now is TORCHS else now
 
 
-def outer_mode() -> Any | None:
+def outer_mode() -> object | None:
     """Return the innermost mode of torch's that may answer, other than one that sets a device or
     only watches."""
     if not torch._C._len_torch_function_stack():  # the usual case
         return None
     modes = _get_current_function_mode_stack()
-    return next((m for m in reversed(modes) if not isinstance(m, _QUIET)), None)
+    for mode in reversed(modes):
+        if not isinstance(mode, _QUIET):
+            return mode
+    return None
 
 
 @contextmanager
-def spied(see: Callable[..., Tensor]) -> Iterator[None]:
-    """Hand this thread's calls of a replacement to ``see(call, by, *args, **kwargs)``, where
-    ``call()`` has the function ``by`` make the output."""
+def spied(see: SeeKernel, is_open: IsOpen) -> Iterator[None]:
+    """Hand calls of a replacement, while ``is_open()``, to ``see(call, by, *args, **kwargs)``,
+    where ``call()`` has the function ``by`` make the output."""
     if nn.functional.scaled_dot_product_attention is TORCHS:
         yield
         return
-    with spied_entry(vars(nn.functional), TORCHS.__name__, see):
+    with spied_entry(vars(nn.functional), TORCHS.__name__, see, is_open):
         yield
 
 
 @contextmanager
 def spied_entry(
-    entries: MutableMapping[Any, Any], name: Any, see: Callable[..., Any]
+    entries: MutableMapping[str, Any], name: str, see: SeeKernel, is_open: IsOpen
 ) -> Iterator[None]:
-    """Hand this thread's calls of a function, an entry of ``entries``, to ``see``."""
-    thread = get_ident()
+    """Hand calls of a function, an entry of ``entries``, to ``see`` while ``is_open()``."""
+    watch = see, is_open
     with _LOCK:
         spy = entries[name]
         if not isinstance(spy, _Spy):
             spy = entries[name] = _Spy(spy)
-        before = spy.watches.get(thread)
-        spy.watches[thread] = see
+        spy.watches = (*spy.watches, watch)
     try:
         yield
     finally:
         with _LOCK:
-            del spy.watches[thread]
-            if before is not None:
-                spy.watches[thread] = before
+            spy.watches = tuple(one for one in spy.watches if one is not watch)
             if not spy.watches and entries[name] is spy:
                 entries[name] = spy.function
 
 
 class _Spy:
-    """A replacement that can be seen, by each thread whose layers are watched just now."""
+    """A replacement that can be seen, by the runs whose layers are watched just now; each sees the
+    calls of its own thread, and of several watches of one run the last begun."""
 
-    def __init__(self, function: Any):
+    def __init__(self, function: Callable[..., object]):
         update_wrapper(self, function)
         self.function = function
-        self.watches: dict[int, Callable[..., Any]] = {}
+        self.watches: tuple[tuple[SeeKernel, IsOpen], ...] = ()
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: Any, **kwargs: Any) -> object:
         call = partial(self.function, *args, **kwargs)
-        see = self.watches.get(get_ident())
-        return call() if see is None else see(call, self.function, *args, **kwargs)
+        for see, is_open in reversed(self.watches):
+            if is_open():
+                return see(call, self.function, *args, **kwargs)
+        return call()
 
 
 @torch.no_grad()
-def unlike_torchs(output: Tensor, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor:
+def unlike_torchs(output: Tensor, args: Sequence[object], kwargs: Mapping[str, object]) -> Tensor:
     """Return the largest error of a head's output, by torch's own function in float32, relative to
     its largest value, as a multiple of what rounding explains: float32, 0-d, on the device."""
 
-    def wide(given: Any) -> Any:
+    def wide(given: object) -> object:
         return given.float() if isinstance(given, Tensor) and given.is_floating_point() else given
 
     device = output.device.type
@@ -150,7 +155,7 @@ class SdpaWatch(TorchFunctionMode):
     def __init__(self) -> None:
         super().__init__()
         self.calls: list[AttentionCall] = []
-        self.unlike: list[tuple[Any, Tensor]] = []
+        self.unlike: list[tuple[object, Tensor]] = []
 
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: Any | None = None
@@ -167,7 +172,7 @@ class SdpaWatch(TorchFunctionMode):
     def attend(
         self,
         attend: partial[Tensor],
-        by: Any,
+        by: object,
         query: Tensor,
         key: Tensor,
         value: Tensor,
@@ -176,7 +181,7 @@ class SdpaWatch(TorchFunctionMode):
         is_causal: bool = False,
         scale: float | None = None,
         enable_gqa: bool = False,
-        **unknown: Any,
+        **unknown: object,
     ) -> Tensor:
         """Make the output by ``attend``, from the arguments after ``by``, and note the call."""
         call = AttentionCall(query, key, value, attn_mask, scale)

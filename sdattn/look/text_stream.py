@@ -12,8 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextvars import ContextVar
-from threading import get_ident
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -25,6 +23,7 @@ from ..follow.installer import Installation
 from ..models.denoiser import Denoiser
 from ..models.denoiser_call import arguments, innermost, unwrapped
 from ..models.layers import AttentionLayer
+from .layer import IsOpen
 
 TEXT = "encoder_hidden_states"
 # The stream whose block runs again now; None while the model runs.
@@ -37,18 +36,20 @@ class TextStream:
     Args:
         denoiser: model of a family that says how text enters its stream.
         text_states: ``[1 or images, T, width]``; T must equal the run's, for the rotary embeddings.
+        grad: False computes the other text without a gradient.
+        is_open: function that tells whether a pass of the followed run is open in this thread.
 
     Raises (when the model runs):
         ValueError: the number of columns or texts differs from the run's.
         RuntimeError: a block runs in a way in which it cannot be run again.
     """
 
-    def __init__(self, denoiser: Denoiser, text_states: DeviceCopies, grad: bool):
+    def __init__(self, denoiser: Denoiser, text_states: DeviceCopies, grad: bool, is_open: IsOpen):
         self.model = unwrapped(denoiser.model)
         self.enter = denoiser.family.text_stream
         self.text_states = text_states
         self.grad = grad
-        self.thread = get_ident()
+        self.is_open = is_open
         self.rows: tuple[int, ...] | None = None  # watched rows of the batch; None for no pass
         self.now: Tensor | None = None  # what goes into the next block
 
@@ -72,10 +73,14 @@ class TextStream:
         self.now = None
 
     def run_again(
-        self, block: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], _made: object
+        self,
+        block: nn.Module,
+        args: tuple[object, ...],
+        kwargs: Mapping[str, object],
+        _made: object,
     ) -> None:
         """Run a block again with the other text; the forward hook of that block."""
-        if self.rows is None or RUNNING.get() is not None or get_ident() != self.thread:
+        if self.rows is None or RUNNING.get() is not None or not self.is_open():
             return
         inputs = arguments(block, args, kwargs)
         with torch.set_grad_enabled(self.grad and torch.is_grad_enabled()):
@@ -115,6 +120,10 @@ class TextStream:
         )
 
 
-def _processors(block: nn.Module) -> list[Any]:
-    processors = (getattr(module, "processor", None) for module in block.modules())
-    return [innermost(processor) for processor in processors if processor is not None]
+def _processors(block: nn.Module) -> list[object]:
+    found = []
+    for module in block.modules():
+        processor = getattr(module, "processor", None)
+        if processor is not None:
+            found.append(innermost(processor))
+    return found

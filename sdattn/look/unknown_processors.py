@@ -9,14 +9,17 @@ the product that arrives there is what was used.
 from collections.abc import Sequence
 from functools import cache
 from inspect import unwrap
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from ..attention import HALF_TYPES
 from ..attention.calls import AttentionCall
+from ..attention.controlled import ControlledProcessor
 from ..attention.core import rounding_error
+from .dispatched import DISPATCH, backend_of
+from .layer import Layer
 
 # Processors of diffusers whose formula is known.
 PLAIN = frozenset(
@@ -42,7 +45,25 @@ HOMES = ("diffusers.models.attention_processor", "diffusers.models.transformers.
 GATES = "to_gate_logits"  # the projection of layers that weigh each head's output (LTX-2)
 
 
-def is_plain(attn: Any, processor: Any) -> bool:
+Kind = Literal["ours", "plain", "dispatching", "unknown"]
+
+
+def kind_of(attn: Layer, processor: object, is_joint: bool) -> Kind:
+    """Return what is known of a processor: it is one of sdattn's; its formula is known; or, in
+    joint attention, it hands all tokens to a kernel of diffusers, as do its dispatcher and its
+    backend."""
+    if isinstance(processor, ControlledProcessor):
+        return "ours"
+    if not is_joint:
+        return "plain" if is_plain(attn, processor) else "unknown"
+    call = unwrap(type(processor).__call__)
+    chosen = backend_of(processor)
+    dispatcher = getattr(call.__globals__.get("dispatch_attention_fn"), "__module__", DISPATCH)
+    is_own = dispatcher == DISPATCH and (chosen is None or chosen[1])
+    return "dispatching" if is_own and call.__module__.startswith("diffusers.") else "unknown"
+
+
+def is_plain(attn: Layer, processor: object) -> bool:
     """Check whether a processor in this layer uses ``softmax(q k^T / sqrt(d))``, and nothing else.
 
     No processor does so in a layer with its own ``scale`` or ``get_attention_scores``, or in a
@@ -103,9 +124,10 @@ def maker_in(
 
 def _joined(parts: Sequence[AttentionCall], batch: int, heads: int) -> AttentionCall | None:
     """Return products of some rows each, ``[rows, N, T]`` of ``B*heads``, as one call."""
-    probs = [
-        part.probs.reshape(-1, *part.probs.shape[-2:]) for part in parts if part.probs is not None
-    ]
+    probs = []
+    for part in parts:
+        assert part.probs is not None
+        probs.append(part.probs.reshape(-1, *part.probs.shape[-2:]))
     output = torch.cat([part.output.flatten(0, -3) for part in parts]).unflatten(0, (batch, heads))
     if len({part.shape[1:] for part in probs}) > 1 or sum(map(len, probs)) != batch * heads:
         return None

@@ -271,7 +271,7 @@ class ModuleCalls(SdpaWatch):
         is_left_alone = not self._is_blind and any(may_fuse(one.module) for one in self._running)
         is_needed = bool(self._running) and not is_left_alone
         if is_needed and self._entered is None:
-            self._entered = watching(self, self._hidden)
+            self._entered = watching(self, self._hidden, lambda: get_ident() == self._thread)
             self._entered.__enter__()
         elif not is_needed and self._entered is not None:
             entered = self._entered

@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 
 from ..attention import merge_heads
-from ..attention.calls import AttentionCall
+from ..attention.calls import AttentionCall, LayerCall, ProjectedCall
 from ..attention.core import level_grids
-from ..look.attended import Attended, Projected, softmax_of
 from ..models.denoiser_call import Size
 from .told import LEVELS, Placed
 
@@ -30,15 +29,17 @@ def by_head(call: AttentionCall, batch: int, size: Size) -> AttentionCall | str:
     return call.by_head(*leading) or "dropout"
 
 
-def attended_by(call: AttentionCall, place: Placed) -> Attended:
-    """Return what a call's image attended to. A plain one of all its keys may wait for its pass to
-    end, see :mod:`sdattn.keep.sums`."""
+def placed(call: AttentionCall, place: Placed, frames: int) -> LayerCall:
+    """Return a call with the places of its image and keys, for a video of ``frames`` rows. A plain
+    one of all its keys may wait for its pass to end, see :mod:`sdattn.keep.sums`."""
     is_whole = call.shape[2:] == (place.image.stop, place.keys.stop) and place.keys.start == 0
     known = (call.probs, call.mask, call.logsumexp, call.scale)
-    if is_whole and all(value is None for value in known):
+    if frames == 1 and is_whole and all(value is None for value in known):
         heads = call.query.shape[1]
-        return Projected(merge_heads(call.query), merge_heads(call.key), heads)
-    return softmax_of(call, place.image, place.keys)
+        return ProjectedCall(merge_heads(call.query), merge_heads(call.key), heads)
+    call.spans = place.image, place.keys
+    call.frames = frames
+    return call
 
 
 def _frames_in_rows(queries: int, size: Size) -> int:

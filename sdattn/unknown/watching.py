@@ -21,7 +21,6 @@ from ..follow.passes import CaptureWarning, Pass
 from ..keep.keep import Keep
 from ..keep.map_store import CapturedMaps
 from ..keep.sums import Sum
-from ..look.attended import FramesTogether
 from ..look.sdpa import kernel_name, no_softmax
 from ..models.denoiser import Denoiser
 from ..models.denoiser_call import unwrapped
@@ -29,7 +28,7 @@ from ..models.families import listed
 from ..models.layers import AttentionLayer, LayerSelection, checked_kinds, fits_any, select_layers
 from .module_calls import ModuleCalls, SeenCall
 from .told import Placed, ToldFamily, told_family
-from .told_calls import attended_by, by_head
+from .told_calls import by_head, placed
 
 Store = TypeVar("Store", bound=CapturedMaps)
 
@@ -232,8 +231,7 @@ class UnknownWatch(Subscriber):
                 )
             self.modules[seen.module] = layer_sum.layer.module
             self._doubt(seen, layer_sum.layer.name, batch, heads)
-            attended = attended_by(call, place)
-            layer_sum.take(attended if frames == 1 else FramesTogether(attended, frames))
+            layer_sum.take(placed(call, place, frames))
 
     def _doubt(self, seen: SeenCall, name: str, batch: int, heads: int) -> None:
         """In a layer's first pass, doubt the order of images and heads where they could be

@@ -6,9 +6,9 @@ from helpers.sums import probabilities, running_sum
 from helpers.tiny_pipelines import make_unet
 
 from sdattn import capture
+from sdattn.attention.calls import AttentionCall
 from sdattn.attention.device_copies import HostCopy, is_gpu_to_cpu
 from sdattn.keep import sums as held_module
-from sdattn.look.attended import GivenProbs
 
 STEPS = ["mean", "last", "all"]
 
@@ -43,7 +43,7 @@ def test_what_is_on_its_way_counts_once(steps, calls, monkeypatch):
     held.copy = Slow()
     given = [probabilities(seed) for seed in range(calls)]
     for number, one in enumerate(given, 1):
-        held.take(GivenProbs(one))
+        held.take(AttentionCall(probs=one))
         assert Slow.sent == number
         if number == 3:  # read in the middle of a run
             found = held.map().double()
@@ -61,7 +61,7 @@ def test_the_buffer_is_let_go_of(monkeypatch):
         held, sent = running_sum(steps=steps, device="cpu"), []
         held.copy.take = lambda copy=held.copy, sent=sent: take(copy, sent)
         for seed in range(3):
-            held.take(GivenProbs(probabilities(seed)))
+            held.take(AttentionCall(probs=probabilities(seed)))
         held.map()
         kept = {one.data_ptr() for one in held.tensors()}
         assert sent and not kept & {one.data_ptr() for one in sent}

@@ -11,8 +11,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from sdattn import CaptureError, CaptureWarning, capture
 from sdattn.attention import plain
+from sdattn.attention.calls import ProjectedCall
 from sdattn.keep import sums as queue
-from sdattn.look.attended import Projected
 from sdattn.models.denoiser import find_denoiser
 
 TIMES = 900, 500, 100
@@ -54,9 +54,9 @@ def groups(monkeypatch):
     """How many layers were computed together, each time, where none is too large for that."""
     monkeypatch.setattr(plain, "MAX_PROBS_ON_CPU", plain.MAX_PROBS_AT_ONCE)
     found = []
-    joined = queue.Projected.joined
+    joined = queue.ProjectedCall.joined
     spy = staticmethod(lambda several, rows: found.append(len(several)) or joined(several, rows))
-    monkeypatch.setattr(queue.Projected, "joined", spy)
+    monkeypatch.setattr(queue.ProjectedCall, "joined", spy)
     return found
 
 
@@ -188,7 +188,7 @@ def test_what_waits_is_bounded(unet, monkeypatch):
 
     def noted(self, *given):
         put(self, *given)
-        most.append(sum(e.attended.query.nbytes + e.attended.key.nbytes for e in self._waiting))
+        most.append(sum(e.call.query.nbytes + e.call.key.nbytes for e in self._waiting))
 
     monkeypatch.setattr(queue.Queue, "put", noted)
     watched(unet)
@@ -214,7 +214,7 @@ def test_layers_that_differ_are_computed_apart(heads, dtypes, groups):
         for number, (held, of_layer, dtype) in enumerate(sums):
             query, key = (torch.randn(2, n, 8, generator=generator).to(dtype) for n in (4, 5))
             held.running = replace(held.running)
-            held.take(Projected(query, key, of_layer))
+            held.take(ProjectedCall(query, key, of_layer))
             of_heads = (
                 x.double().unflatten(-1, (of_layer, -1)).transpose(1, 2) for x in (query, key)
             )

@@ -13,6 +13,7 @@ from sdattn import CaptureError, MapStore, TorchAttnProcessor
 from sdattn.follow.installer import Installation
 from sdattn.keep.keep import Keep
 from sdattn.keep.recorders import Recorded, Recorder, Recorders, can_record
+from sdattn.look.attended import Attended
 from sdattn.models.denoiser import find_denoiser
 
 HEADS, CELLS, KEYS, WIDTH = 2, 6, 5, 8
@@ -116,13 +117,6 @@ def test_what_was_recorded_goes_to_the_store_after_each_pass():
     assert found._of[CROSS[0]].sums is None
 
 
-def test_of_what_was_recorded_rows_can_be_taken():
-    sums = torch.arange(24.0).reshape(3, 2, 4)
-    some = Recorded(sums, heads=5).of_rows((2, 0))
-    assert (some.batch, some.heads, some.cells, some.keys) == (2, 5, 2, 4)
-    assert torch.equal(some.add_to(None, (3, 1)), sums[[2, 0]][..., [3, 1]])
-
-
 def test_passes_that_are_not_kept_are_not_handed_on():
     store, *_ = recorded(calls=3, keep=Keep.of(steps=[1]))
     assert store.sums[CROSS[0]].calls == 1 and len(store.passes) == 3
@@ -169,9 +163,11 @@ def test_what_can_be_recorded(options, processor, expected):
 def test_of_sums_columns_and_rows_can_be_had_and_no_heads():
     sums = torch.rand(2, CELLS, KEYS, generator=GENERATOR)
     attended = Recorded(sums, HEADS)
-    assert torch.equal(attended.of_rows((1,)).add_to(None, [3, 0]), sums[1:][..., [3, 0]])
+    assert torch.equal(attended.add_to(None, [3, 0]), sums[..., [3, 0]])
     total = torch.ones(2, CELLS, KEYS)
     assert torch.equal(attended.add_to(total, None), sums + 1) and attended.sums is sums
     assert torch.equal(next(attended.head_sums(None)), sums)
-    with pytest.raises(NotImplementedError, match="recorded"):
-        attended.every_head(None)
+    video = attended.together(2)
+    assert (video.batch, video.cells) == (1, 2 * CELLS)
+    assert torch.equal(video.add_to(None, None), sums.flatten(0, 1)[None])
+    assert not isinstance(attended, Attended)

@@ -7,8 +7,8 @@ import torch
 from helpers.sums import probabilities, running_pass, running_sum
 
 from sdattn import CaptureError
+from sdattn.attention.calls import AttentionCall
 from sdattn.keep.map_store import MapsByLayer
-from sdattn.look.attended import GivenProbs
 
 CALLS = [probabilities(seed) for seed in range(3)]
 
@@ -16,7 +16,7 @@ CALLS = [probabilities(seed) for seed in range(3)]
 def told(held, calls=CALLS):
     for call in calls:
         held.running = replace(held.running)  # each in a pass of its own
-        held.take(GivenProbs(call))
+        held.take(AttentionCall(probs=call))
     return held.map().double()
 
 
@@ -111,7 +111,7 @@ def test_the_graph_is_kept_where_it_is_asked_for(grad):
     calls = [call.float().requires_grad_() for call in CALLS]
     held = running_sum(grad=grad)
     for call in calls:
-        held.take(GivenProbs(call))
+        held.take(AttentionCall(probs=call))
     found = held.map()
     assert found.requires_grad == grad
     if grad:

@@ -9,20 +9,12 @@ from helpers.sums import running_pass, running_sum
 from helpers.tiny_pipelines import small_pipeline
 
 from sdattn import capture
-from sdattn.attention import merge_heads
-from sdattn.attention.calls import AttentionCall, row_index
+from sdattn.attention import merge_heads, plain
+from sdattn.attention.calls import AttentionCall, ProjectedCall, row_index
 from sdattn.attention.device_copies import DeviceCopies
-from sdattn.keep.recorders import Recorded
-from sdattn.look import attended as module
-from sdattn.look.attended import (
-    AmongKeys,
-    FramesTogether,
-    GivenProbs,
-    SideBySide,
-    Softmax,
-    softmax_of,
-)
+from sdattn.look.attended import AmongKeys, GivenProbs, Softmax, softmax_of
 from sdattn.look.projections import projected_call
+from sdattn.look.view import View
 
 B, HEADS, N, T, WIDTH = 3, 2, 6, 5, 8
 GENERATOR = torch.Generator().manual_seed(0)
@@ -37,7 +29,13 @@ def softmax(key):
 
 
 def query_key(key=KEY):
-    return softmax_of(projected_call(ATTN, merge_heads(QUERY), merge_heads(key)))
+    return projected_call(ATTN, merge_heads(QUERY), merge_heads(key))
+
+
+def beside():
+    call = query_key()
+    call.beside = [3, query_key(OTHER)]
+    return call
 
 
 def among():
@@ -46,21 +44,22 @@ def among():
 
 
 WAYS = {
-    "given": (lambda: GivenProbs(softmax(KEY)), lambda: softmax(KEY)),
     "query and key": (query_key, lambda: softmax(KEY)),
-    "handed": (lambda: softmax_of(AttentionCall(QUERY, KEY)), lambda: softmax(KEY)),
-    "made": (lambda: softmax_of(AttentionCall(probs=softmax(KEY))), lambda: softmax(KEY)),
+    "projected": (
+        lambda: ProjectedCall(merge_heads(QUERY), merge_heads(KEY), HEADS),
+        lambda: softmax(KEY),
+    ),
+    "handed": (lambda: AttentionCall(QUERY, KEY), lambda: softmax(KEY)),
+    "made": (lambda: AttentionCall(probs=softmax(KEY)), lambda: softmax(KEY)),
     "with its logsumexp": (
-        lambda: softmax_of(
-            AttentionCall(QUERY, KEY, logsumexp=(QUERY @ KEY.mT / WIDTH**0.5).logsumexp(-1))
-        ),
+        lambda: AttentionCall(QUERY, KEY, logsumexp=(QUERY @ KEY.mT / WIDTH**0.5).logsumexp(-1)),
         lambda: softmax(KEY),
     ),
     "side by side": (
-        lambda: SideBySide(query_key(), [3, query_key(OTHER)]),
+        beside,
         lambda: torch.cat([softmax(KEY), torch.zeros(B, HEADS, N, 3), softmax(OTHER)], dim=-1),
     ),
-    "among": (lambda: AmongKeys(query_key(), DeviceCopies(KEPT[:, None, None])), among),
+    "among": (query_key, among),
 }
 
 
@@ -68,12 +67,15 @@ WAYS = {
 @pytest.mark.parametrize("rows", [[0, 1, 2], [1, 2], [2, 0]], ids=str)
 @pytest.mark.parametrize("way", WAYS)
 def test_every_way_is_the_softmax(way, rows, part, monkeypatch):
-    monkeypatch.setattr(module, "PART", part)
+    monkeypatch.setattr(plain, "MAX_PROBS_AT_ONCE", part)
     make, expected = WAYS[way][0], WAYS[way][1]()[rows]
-    attended = make()
-    assert (attended.batch, attended.heads, attended.cells) == (B, HEADS, N)
-    assert attended.keys == expected.shape[-1]
-    some = attended.of_rows(row_index(tuple(rows)))
+    call = make()
+    assert call.batch == B
+    some = View().of(call, row_index(tuple(rows)))
+    if way == "among":
+        some = AmongKeys(some, DeviceCopies(KEPT[rows][:, None, None]))
+    assert (some.batch, some.heads, some.cells) == (len(rows), HEADS, N)
+    assert some.keys == expected.shape[-1]
     for columns in (None, [3, 0]):
         wanted = expected if columns is None else expected[..., columns]
         for found in (some.every_head(columns), some.probs(slice(None), columns)):
@@ -87,32 +89,22 @@ def test_every_way_is_the_softmax(way, rows, part, monkeypatch):
 
 @pytest.mark.parametrize("columns", [[T - 1], [T], [0, T + 3]])
 def test_columns_of_the_first_alone_are_summed_without_the_others(columns):
-    attended, expected = (make() for make in WAYS["side by side"])
+    call, expected = (make() for make in WAYS["side by side"])
+    attended = View().of(call)
     if max(columns) < T:
         attended.others[1].probs = lambda *_: pytest.fail("others are not even asked")
     total = attended.add_to(None, columns)
     torch.testing.assert_close(total.double(), expected[..., columns].sum(1), atol=1e-6, rtol=0)
 
 
-@pytest.mark.parametrize("videos", [(1,), (1, 0), (0, 1)])
-def test_some_videos_have_their_own_frames(videos):
+def test_videos_have_their_own_frames():
     probs = torch.rand(6, HEADS, N, T, generator=GENERATOR)  # two videos of three frames
-    some = FramesTogether(GivenProbs(probs), 3).of_rows(row_index(videos))
-    expected = torch.stack([torch.cat([*probs[3 * one : 3 * one + 3]], dim=1) for one in videos])
-    assert some.every_head(None).equal(expected)
-
-
-@pytest.mark.parametrize("rows", [[1, 2], [2, 0]], ids=str)
-def test_of_sums_that_a_graph_recorded_the_heads_are_not_known(rows):
-    sums = softmax(KEY).sum(1).float()
-    some = Recorded(sums, HEADS).of_rows(row_index(tuple(rows)))
-    assert (some.batch, some.heads, some.cells) == (len(rows), HEADS, N)
-    for columns in (None, [3, 0]):
-        wanted = sums[rows] if columns is None else sums[rows][..., columns]
-        assert sum(some.head_sums(columns)).equal(wanted)
-        assert some.add_to(torch.ones_like(wanted), columns).equal(1 + wanted)
-    with pytest.raises(NotImplementedError):
-        some.probs(slice(None), None)
+    expected = torch.stack([torch.cat([*probs[:3]], dim=1), torch.cat([*probs[3:]], dim=1)])
+    assert GivenProbs(probs).together(3).every_head(None).equal(expected)
+    call = AttentionCall(probs=probs, spans=(slice(1, 4), slice(2, 5)), frames=3)
+    assert call.batch == 2
+    found = View().of(call).every_head(None)
+    assert found.equal(expected.unflatten(2, (3, N))[:, :, :, 1:4, 2:5].flatten(2, 3))
 
 
 def test_rows_in_a_row_are_a_view():

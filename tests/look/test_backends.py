@@ -68,11 +68,12 @@ def test_a_backend_that_is_set_inside_reaches_the_processors(nested, calls):
 
 def test_an_observer_answers_for_what_it_wraps_and_for_no_more():
     inner = MODELS["FLUX.1"]().transformer.transformer_blocks[0].attn.processor
-    twice = ObservingProcessor(ObservingProcessor(inner, print, see), print, see)
+    watch = (print, see, lambda: True)
+    twice = ObservingProcessor(ObservingProcessor(inner, *watch), *watch)
     twice._attention_backend, twice._parallel_config = MATH, "a config"
     assert inner._attention_backend == twice._attention_backend == MATH
     assert inner._parallel_config == twice._parallel_config == "a config"
-    plain = ObservingProcessor(AttnProcessor2_0(), print, see)
+    plain = ObservingProcessor(AttnProcessor2_0(), *watch)
     assert not hasattr(plain, "_attention_backend")
     assert not hasattr(plain, "_parallel_config")
 

@@ -52,9 +52,9 @@ def test_what_changes_after_two_passes_is_in_the_map(tiny_unet, change):
     layer = tiny_unet.get_submodule(MID)
     with capture(tiny_unet, steps="last") as store:
         call(tiny_unet, 900)
-        assert layer.processor.look is see  # the first pass knows nothing yet
+        assert layer.processor.see is see  # the first pass knows nothing yet
         call(tiny_unet, 500)
-        assert layer.processor.look is handed_over
+        assert layer.processor.see is handed_over
         change(layer)
         _, record = record_inputs(tiny_unet)
         call(tiny_unet, 100)

@@ -19,6 +19,7 @@ from torch import nn
 from sdattn import TorchAttnProcessor
 from sdattn.look.observers import ObservingModule, ObservingProcessor, observing
 from sdattn.look.sources import see
+from sdattn.look.view import View
 
 HEADS, CELLS, KEYS, WIDTH = 2, 6, 5, 8
 GENERATOR = torch.Generator().manual_seed(0)
@@ -54,10 +55,14 @@ def make_layer(processor):
     return layer.requires_grad_(False)
 
 
-def watched(processor, look=see, **options):
-    """The layer, what its observer hands on, and the observer."""
+def opened():
+    return True
+
+
+def watched(processor, source=see, is_open=opened):
+    """The layer, the calls that its observer hands on, and the observer."""
     layer, seen = make_layer(processor), []
-    observer = observing(processor, seen.append, look, **options)
+    observer = observing(processor, seen.append, source, is_open)
     layer.processor = observer
     return layer, seen, observer
 
@@ -81,11 +86,13 @@ def call(layer, **given):
 def test_what_a_processor_attends_to_is_seen(name, mask):
     layer, seen, _ = watched(PROCESSORS[name]())
     call(layer, attention_mask=mask)
-    [attended] = seen
+    [made] = seen
+    assert made.batch == 3
+    attended = View().of(made)
     assert (attended.batch, attended.heads, attended.cells, attended.keys) == (3, 2, 6, 5)
     expected = softmax(layer, mask)
     torch.testing.assert_close(attended.every_head(None).double(), expected, atol=1e-6, rtol=0)
-    found = attended.of_rows((2, 0)).add_to(None, [3, 0]).double()
+    found = View().of(made, (2, 0)).add_to(None, [3, 0]).double()
     torch.testing.assert_close(found, expected[[2, 0]][..., [3, 0]].sum(1), atol=1e-6, rtol=0)
 
 
@@ -122,24 +129,27 @@ def test_one_with_weights_is_a_module_and_its_weights_move():
     assert processor.to_k_ip[0].weight.dtype == torch.float64
     images = torch.randn(3, 1, 4, 12, generator=GENERATOR).double()
     layer(HIDDEN.double(), encoder_hidden_states=(TEXT.double(), [images]))
-    assert seen[0].keys == KEYS + 4  # image prompts stand behind the text
-    text = seen[0].every_head(None)[..., :KEYS].double()
+    attended = View().of(seen[0])
+    assert attended.keys == KEYS + 4  # image prompts stand behind the text
+    text = attended.every_head(None)[..., :KEYS].double()
     torch.testing.assert_close(text, softmax(layer), atol=1e-6, rtol=0)
-    assert not isinstance(observing(Sharp(), seen.append, see), nn.Module)
+    assert not isinstance(observing(Sharp(), seen.append, see, opened), nn.Module)
 
 
-def test_calls_that_nobody_wants_are_the_processors_alone():
-    wanted = [False]
-    layer, seen, observer = watched(AttnProcessor2_0(), wanted=lambda: wanted[0])
+def test_calls_outside_of_a_pass_are_the_processors_alone():
+    own, in_pass = threading.get_ident(), [False]
+    layer, seen, observer = watched(
+        AttnProcessor2_0(), is_open=lambda: in_pass[0] and threading.get_ident() == own
+    )
     call(layer)
     assert not seen and not layer.to_q._forward_hooks
-    wanted[0] = True
+    in_pass[0] = True
     call(layer)
     assert len(seen) == 1
     thread = threading.Thread(target=call, args=(layer,))
     thread.start()
     thread.join()
-    assert len(seen) == 1  # of the thread that made it only
+    assert len(seen) == 1  # of the thread in which the pass is open only
     observer.end()
     call(layer)
     assert len(seen) == 1 and not layer.to_q._forward_hooks
@@ -150,18 +160,19 @@ def test_observers_in_each_other_see_the_same(name):
     processor = PROCESSORS.get(name, Sharp)()
     layer, inner, observer = watched(processor)
     outer = []
-    layer.processor = observing(observer, outer.append, see)
+    layer.processor = observing(observer, outer.append, see, opened)
     call(layer)
     assert len(inner) == len(outer) == 1
-    assert torch.equal(inner[0].every_head(None), outer[0].every_head(None))
+    found = [View().of(seen[0]).every_head(None) for seen in (inner, outer)]
+    assert torch.equal(*found)
 
 
-def test_one_look_takes_the_place_of_another():
-    def look(observer, inner, attn, *args, **kwargs):
+def test_one_source_takes_the_place_of_another():
+    def nowhere(observer, attn, *args, **kwargs):
         assert isinstance(observer, ObservingProcessor) and attn is layer
-        assert type(inner) is AttnProcessor
+        assert type(observer.inner) is AttnProcessor
         return observer.inner(attn, *args, **kwargs), None
 
-    layer, seen, _ = watched(AttnProcessor(), look=look)
+    layer, seen, _ = watched(AttnProcessor(), source=nowhere)
     torch.testing.assert_close(call(layer), call(make_layer(AttnProcessor())), atol=0, rtol=0)
-    assert not seen  # a look that saw nothing hands on nothing
+    assert not seen  # a source that saw nothing hands on nothing

@@ -15,7 +15,7 @@ from helpers.tiny_pipelines import make_pipeline
 from helpers.transformer_rows import sd3
 
 from sdattn import CaptureError, TorchAttnProcessor, capture
-from sdattn.look.attended import GivenProbs
+from sdattn.attention.calls import AttentionCall
 from sdattn.look.queries import Queries
 from sdattn.models.denoiser import find_denoiser
 from sdattn.models.layers import AttentionLayer
@@ -94,7 +94,7 @@ def test_cells_outside_the_latent_are_refused(tiny_unet, cell):
 def test_a_latent_that_nobody_knows_is_asked_for():
     held = running_sum(kind="self", running=running_pass(size=None), queries=[(0, 1)])
     with pytest.raises(ValueError, match="latent_size"):
-        held.take(GivenProbs(probabilities(0, keys=4)))
+        held.take(AttentionCall(probs=probabilities(0, keys=4)))
 
 
 @torch.no_grad()
@@ -188,7 +188,7 @@ def test_frames_of_a_video_are_kept_for_the_cells_that_are_looked_at():
     probs = probabilities(1, cells=8, keys=8)
     options = {"kind": "self", "frames": [1]}
     held = running_sum(running=running_pass(size=(2, 2, 2)), queries=[(0, 1, 0)], **options)
-    held.take(GivenProbs(probs))
+    held.take(AttentionCall(probs=probs))
     expected = probs.mean(1)[:, 2].unflatten(-1, (2, 2, 2))[:, [1], ..., None]
     torch.testing.assert_close(held.map().double(), expected, **NEAR)
 

@@ -256,7 +256,7 @@ def test_dropout_draws_no_more_random_numbers_than_without(replaced):
     torch.manual_seed(0)
     expected = timed(query, query, query, dropout_p=0.5), torch.rand(1)
     torch.manual_seed(0)
-    with SdpaWatch() as watch, spied(watch.attend):
+    with SdpaWatch() as watch, spied(watch.attend, lambda: True):
         found = functional.scaled_dot_product_attention(query, query, query, dropout_p=0.5)
     assert torch.equal(found, expected[0]) and torch.equal(torch.rand(1), expected[1])
     assert watch.unlike[0][1] > 1
@@ -267,7 +267,7 @@ def test_arguments_that_torchs_does_not_take(device, replaced):
     """As SageAttention's own."""
     query = torch.randn(1, 2, 6, 8, device=device)
     replaced(lambda *given, tensor_layout="HND": TORCHS(*given))
-    with SdpaWatch() as watch, spied(watch.attend):
+    with SdpaWatch() as watch, spied(watch.attend, lambda: True):
         functional.scaled_dot_product_attention(query, query, query)
         functional.scaled_dot_product_attention(query, query, query, tensor_layout="NHD")
     assert [call.shape for call in watch.calls] == [(1, 2, 6, 6)] * 2
@@ -280,7 +280,11 @@ def test_under_autocast_a_function_may_round_as_torchs(replaced):
     query, key, value = torch.randn(3, 1, 2, 33, 8, generator=torch.Generator().manual_seed(0))
     for function, unlike in ((explicit, False), (louder, True)):
         replaced(function)
-        with torch.autocast("cpu", torch.bfloat16), SdpaWatch() as watch, spied(watch.attend):
+        with (
+            torch.autocast("cpu", torch.bfloat16),
+            SdpaWatch() as watch,
+            spied(watch.attend, lambda: True),
+        ):
             functional.scaled_dot_product_attention(query, key, value)
         assert (watch.unlike[0][1] > 1) == unlike
 

@@ -20,6 +20,7 @@ from sdattn.look.joint_checks import check_order
 from sdattn.look.output_space import OutputSpace
 from sdattn.look.row_orders import RowCalls, as_one_call, with_every_query
 from sdattn.look.sdpa import SdpaWatch
+from sdattn.look.view import View
 from sdattn.models.denoiser import find_denoiser
 from sdattn.models.facts import cell_size, default_frames, default_size, frame_rate, frame_unit
 
@@ -72,14 +73,14 @@ def test_each_row_shows_its_own_tokens_at_their_columns(mask, scale):
             call.logsumexp = call.logsumexp if known else None
         seen = RowCalls(calls, CELLS, mask)
         assert seen.shape == (4, HEADS, 11, 11) and (seen.logsumexp is not None) == known
-        attended = softmax_of(seen, IMAGE, TEXT)
-        found = attended.every_head(None)
+        seen.spans = IMAGE, TEXT
+        found = View().of(seen).every_head(None)
         expected = torch.zeros(4, HEADS, CELLS, 6, dtype=torch.float64)
         for row, (call, taken) in enumerate(zip(calls, MASK, strict=True)):
             whole = softmax_in_float64(call.query, call.key, None, scale)
             expected[row][..., taken] = whole[0, :, :CELLS, CELLS:]
         torch.testing.assert_close(found.double(), expected, atol=1e-6, rtol=0)
-        sums = attended.of_rows((3, 1)).add_to(None, [0, 4]).double()
+        sums = View().of(seen, (3, 1)).add_to(None, [0, 4]).double()
         torch.testing.assert_close(sums, expected[[3, 1]].sum(1)[..., [0, 4]], atol=1e-6, rtol=0)
 
 
@@ -98,7 +99,7 @@ def test_the_texts_values_must_lie_at_their_columns():
     calls, projected = calls_of(), torch.randn(4, 6, HEADS * WIDTH)
     for call, words, taken in zip(calls, projected, MASK, strict=True):
         call.value[0, :, CELLS:] = words[taken].unflatten(-1, (HEADS, WIDTH)).transpose(0, 1)
-    attn, given = SimpleNamespace(heads=HEADS), {"add_v_proj": projected}
+    attn, given = SimpleNamespace(heads=HEADS), {"add_v_proj": [projected]}
     check_order(RowCalls(calls, CELLS, MASK), IMAGE, TEXT, attn, given, "Mine")
     calls[2].value = calls[2].value.roll(1, 2)
     with pytest.raises(RuntimeError, match="Mine does not join text and image in the order"):

@@ -10,11 +10,11 @@ from helpers.matrix_oracle import recorded, softmax_in_float64
 from sdattn import capture
 from sdattn.attention.calls import AttentionCall
 from sdattn.follow.call_layout import CallLayout
-from sdattn.look.attended import softmax_of
 from sdattn.look.joint_checks import check_order
 from sdattn.look.output_space import OutputSpace
 from sdattn.look.row_orders import RowOrder
 from sdattn.look.sdpa import SdpaWatch
+from sdattn.look.view import View
 from sdattn.models.denoiser_call import DenoiserCall
 
 CELLS, LENGTH, HEADS, WIDTH = 5, 13, 2, 4
@@ -52,8 +52,8 @@ def masks():
 def test_each_row_shows_its_own_text_and_nothing_behind_it(mask, scale):
     call = call_of(masks()[mask], scale)
     order = RowOrder(SPANS, LENGTH)
-    attended = softmax_of(order(call), order.image, order.text)
-    found = attended.every_head(None)
+    ordered = order(call)
+    found = View().of(ordered).every_head(None)
     whole = softmax_in_float64(call.query, call.key, call.mask, call.scale)
     assert found.shape == (3, HEADS, CELLS, LONGEST)
     for row, (image, text) in enumerate(SPANS):
@@ -62,7 +62,7 @@ def test_each_row_shows_its_own_text_and_nothing_behind_it(mask, scale):
         torch.testing.assert_close(found[row, ..., :n_text].double(), own, atol=1e-6, rtol=0)
         assert not found[row, ..., n_text:].any()
     for rows in (slice(1, 3), (2, 0)):
-        sums = attended.of_rows(rows).add_to(None, [0, 4])
+        sums = View().of(ordered, rows).add_to(None, [0, 4])
         picked = found[rows] if isinstance(rows, slice) else found[list(rows)]
         torch.testing.assert_close(sums, picked.sum(1)[..., [0, 4]], atol=1e-6, rtol=0)
 
@@ -97,10 +97,10 @@ def test_a_part_of_the_texts_stream_must_lie_where_it_is_said_to(text_first):
     seen, attn = AttentionCall(value, value), SimpleNamespace(heads=2)
     image, text = (slice(6, 10), slice(1, 4)) if text_first else (slice(0, 4), slice(5, 8))
     seen.value = value
-    check_order(seen, image, text, attn, {"add_v_proj": own}, "Mine")
+    check_order(seen, image, text, attn, {"add_v_proj": [own]}, "Mine")
     seen.value = value.roll(1, 2)
     with pytest.raises(RuntimeError, match="Mine does not join text and image in the order"):
-        check_order(seen, image, text, attn, {"add_v_proj": own}, "Mine")
+        check_order(seen, image, text, attn, {"add_v_proj": [own]}, "Mine")
 
 
 def test_masks_are_read_again_when_one_changes_or_is_another():
