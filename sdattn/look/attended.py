@@ -77,13 +77,6 @@ def chosen_columns(probs: Tensor, columns: Columns, dim: int = -1) -> Tensor:
     return probs if columns is None else chosen(probs, dim, tuple(columns))
 
 
-def new_sums(attended: Attended, like: Tensor, columns: Columns) -> Tensor:
-    """Return zeros for :meth:`Attended.add_to` to add to, on the device of ``like``."""
-    width = attended.keys if columns is None else len(columns)
-    shape = attended.batch, attended.cells, width
-    return torch.zeros(shape, dtype=torch.float32, device=like.device)
-
-
 class ByQuery(Attended):
     """The attention of one call as it is, whose queries can be chosen."""
 
@@ -133,7 +126,8 @@ class Softmax(ByQuery):
             probs = attention_probs(query, key.float(), mask, scale=self.scale)
             return chosen_columns(probs, columns)
         # The operation in _of_rows has no gradient; if one is wanted, torch's own computes it.
-        if call.logsumexp is None and self._has_graph:
+        needs_graph = call.query.requires_grad or call.key.requires_grad
+        if call.logsumexp is None and needs_graph and torch.is_grad_enabled():
             of_rows = plain.logsumexp(query, key, mask, self.scale)
         else:
             of_rows = self._of_rows[:, heads]
@@ -146,7 +140,9 @@ class Softmax(ByQuery):
     def add_to(self, total: Tensor | None, columns: Columns) -> Tensor:
         call = self.call
         mask = addend(self.call.mask)
-        total = new_sums(self, call.query, columns) if total is None else total
+        if total is None:
+            shape = self.batch, self.cells, self.keys if columns is None else len(columns)
+            total = torch.zeros(shape, dtype=torch.float32, device=call.query.device)
         # One softmax over all keys is cheaper than a logsumexp and then each share.
         if call.logsumexp is None and (self._shows_all or call.key.shape[2] <= FEW_KEYS):
             if not self._shows_all:  # columns of the keys that are shown
@@ -167,11 +163,6 @@ class Softmax(ByQuery):
         if call.logsumexp is not None:
             return call.logsumexp
         return logsumexp(call.query, call.key, addend(call.mask), self.scale)
-
-    @property
-    def _has_graph(self) -> bool:
-        call = self.call
-        return torch.is_grad_enabled() and (call.query.requires_grad or call.key.requires_grad)
 
 
 def softmax_of(call: AttentionCall, queries: slice = ALL, keys: slice = ALL) -> ByQuery:

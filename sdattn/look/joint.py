@@ -17,10 +17,11 @@ from ..attention import merge_heads
 from ..attention.calls import AttentionCall, Spans
 from ..attention.device_copies import DeviceCopies
 from ..errors import RunError
-from .joint_checks import made_by, otherwise_joined, own_lengths
+from ..models.denoiser_call import head_count
+from .joint_checks import check_exact, otherwise_joined, token_count
 from .layer import Arguments, Layer
 from .row_orders import RowCalls, RowOrder, as_one_call
-from .unknown_processors import agrees
+from .unknown_processors import agrees, maker_in, unknown_use
 
 # Once the layer has run: one for all rows or one per row; None if the call is not kept.
 RowSpans = Callable[[], Sequence[Spans] | None]
@@ -51,7 +52,12 @@ class Joint:
             return None
         if len(rows) > 1:
             if call.probs is not None:
-                raise RunError(own_lengths(inner))
+                raise RunError(
+                    "The rows of this model's batch have texts of their own lengths, and of a "
+                    f"{type(inner).__name__}, which multiplies by its own probabilities, they "
+                    "cannot be told apart. Draw one prompt at a time, or call torch's "
+                    "scaled_dot_product_attention."
+                )
             order = self._order
             if order is None or order.spans != tuple(rows) or order.length != call.shape[3]:
                 order = self._order = RowOrder(tuple(rows), call.shape[3])
@@ -76,7 +82,17 @@ def made_for_all(
     """Return the call for all tokens that may have made the output projection's input, ``arrived``
     ``[B, N, heads*d]``, and its own result as that should have arrived, None if the call is not
     kept; refuse one in another order."""
-    call = made_by(as_one_call(calls, arguments), arrived, attn, arguments, inner)
+    calls = as_one_call(calls, arguments)
+    call = None
+    if arrived:
+        heads = head_count(attn)
+        batch = len(arguments["hidden_states"])
+        cells = token_count(arguments)
+        call = maker_in(calls, batch, heads, cells, features=arrived[-1].shape[-1] // heads)
+    if call is None:
+        for one in calls:
+            check_exact(one)
+        raise RunError(unknown_use(inner))
     rows = joint.spans()
     if rows is None:
         return call, None

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor
 
 from ..attention import split_heads
 from ..attention.calls import AttentionCall
@@ -17,7 +16,6 @@ from .layer import Arguments, Layer
 from .output_space import Space
 from .projections import Seen
 from .row_orders import RowCalls
-from .unknown_processors import maker_in, unknown_use
 
 
 def check_backends(layers: Sequence[AttentionLayer]) -> None:
@@ -61,14 +59,6 @@ def token_count(arguments: Arguments) -> int:
     return int(image.shape[1] + (0 if text is None or text is image else text.shape[1]))
 
 
-def own_lengths(processor: object) -> str:
-    return (
-        f"The rows of this model's batch have texts of their own lengths, and of a "
-        f"{type(processor).__name__}, which multiplies by its own probabilities, they cannot be "
-        "told apart. Draw one prompt at a time, or call torch's scaled_dot_product_attention."
-    )
-
-
 def whole_call(calls: Sequence[AttentionCall], length: int, name: str) -> AttentionCall:
     """Return the one call for all tokens of text and image."""
     fitting = [call for call in calls if call.shape[2:] == (length, length)]
@@ -90,27 +80,6 @@ def check_exact(call: AttentionCall) -> None:
         raise RunError(
             "Joint attention with dropout is not supported. Leave this layer out (layers=...)."
         )
-
-
-def made_by(
-    calls: Sequence[AttentionCall],
-    arrived: Sequence[Tensor],
-    attn: Layer,
-    arguments: Arguments,
-    inner: object,
-) -> AttentionCall:
-    """Return the call for all tokens that may have made what reached the output projection,
-    ``arrived`` ``[B, N, heads*d]``; ``arguments`` are the processor's, by name."""
-    heads = head_count(attn)
-    if arrived:
-        features = arrived[-1].shape[-1] // heads
-        batch = len(arguments["hidden_states"])
-        maker = maker_in(calls, batch, heads, cells=token_count(arguments), features=features)
-        if maker is not None:
-            return maker
-    for call in calls:
-        check_exact(call)
-    raise RunError(unknown_use(inner))
 
 
 def check_order(

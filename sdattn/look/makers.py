@@ -30,13 +30,6 @@ IMAGE = ("add_k_proj", "add_v_proj", "to_added_kv")
 Used = tuple[AttentionCall, Tensor]  # a call, and what it makes of the values, [B, N, heads*d]
 
 
-def image_projections(processor: object) -> list[Projection]:
-    """Return those that make keys of image prompts, one an adapter, each under a name of its own;
-    none but in the processor of an IP-Adapter."""
-    found = getattr(processor, "to_k_ip", ())
-    return [(f"to_k_ip.{number}", projection) for number, projection in enumerate(found)]
-
-
 def attends_to_image(attn: Layer) -> bool:
     """Check whether a layer of cross-attention attends to an image as well (Wan 2.1's)."""
     return getattr(attn, "add_k_proj", None) is not None

@@ -90,7 +90,7 @@ class Queries:
         size = size[1:] if size is not None and frame_rows > 1 else size
         numbers = []
         for cell in self.cells:
-            if size is None or not _inside(cell, size):
+            if size is None or len(cell) != len(size) or not all(map(lt, cell, size)):
                 there = "unknown: pass `latent_size`" if size is None else grid_text(size)
                 text = f"{cell} is no cell, from 0, of the latent. Its size is {there}."
                 raise OptionError("queries", [*self.cells], text)
@@ -129,10 +129,6 @@ def _cells(given: Any, keys: Side | None) -> Cells:
         text = "to the text every cell's attention is kept by default. Leave out queries and keys."
         raise OptionError("keys", keys, text)
     return tuple(cells)
-
-
-def _inside(cell: Sequence[int | float], size: Size) -> bool:
-    return len(cell) == len(size) and all(map(lt, cell, size))
 
 
 def _plain(at: Any) -> Any:

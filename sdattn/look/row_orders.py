@@ -143,8 +143,14 @@ def as_one_call(calls: Sequence[AttentionCall], arguments: Arguments) -> Sequenc
         return calls
     cells = image.shape[1]
     longest = image.shape[1] + text.shape[1]
-    if len(calls) != len(image) or not all(_is_of_a_row(one, cells, longest) for one in calls):
+    if len(calls) != len(image):
         return calls
+    for call in calls:
+        if call.probs is not None or call.mask is not None or len(call.shape) != 4:
+            return calls
+        batch, _, queries, keys = call.shape
+        if batch != 1 or queries != keys or not cells <= keys <= longest:
+            return calls
     return [RowCalls(calls, cells, mask)]
 
 
@@ -161,10 +167,3 @@ def with_every_query(call: AttentionCall) -> AttentionCall:
     )
     filled.output = pad(call.output, rows)
     return filled
-
-
-def _is_of_a_row(call: AttentionCall, cells: int, longest: int) -> bool:
-    if call.probs is not None or call.mask is not None or len(call.shape) != 4:
-        return False
-    batch, _, queries, keys = call.shape
-    return batch == 1 and queries == keys and cells <= keys <= longest

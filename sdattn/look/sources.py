@@ -27,7 +27,6 @@ from .layer import Layer, Output
 from .makers import (
     IMAGE,
     attends_to_image,
-    image_projections,
     of_images,
     reproduced,
     used_in,
@@ -125,7 +124,10 @@ def followed(
     """Run a plain processor; return its output and the call that follows from its query and key."""
     inner = innermost(observer)
     given = by_name(inner, args, kwargs)
-    adapters = image_projections(inner) if isinstance(inner, nn.Module) else []
+    adapters: list[Projection] = []  # make keys of image prompts, each under a name of its own
+    if isinstance(inner, nn.Module):
+        for number, projection in enumerate(getattr(inner, "to_k_ip", ())):
+            adapters.append((f"to_k_ip.{number}", projection))
     with observer.projections.during([*named(attn, QUERY_KEY), *adapters]) as seen:
         if replacement() is None:
             output = observer.inner(attn, *args, **kwargs)

@@ -275,6 +275,32 @@ def test_arguments_that_torchs_does_not_take(device, replaced):
     assert device == "meta" or watch.unlike[0][1] < 1
 
 
+def test_of_several_watches_the_last_begun_of_an_open_run_sees_a_call(replaced):
+    replaced(explicit)
+    query = torch.randn(1, 2, 6, 8)
+    seen, is_open = [], {"first": True, "second": True}
+
+    def watch(name):
+        def see(call, by, *args, **kwargs):
+            seen.append(name)
+            return call()
+
+        return spied(see, lambda: is_open[name])
+
+    first, second = watch("first"), watch("second")
+    with first:
+        second.__enter__()
+        functional.scaled_dot_product_attention(query, query, query)
+        is_open["second"] = False  # another run's, in a thread of its own
+        functional.scaled_dot_product_attention(query, query, query)
+        is_open["first"] = False
+        functional.scaled_dot_product_attention(query, query, query)
+    assert seen == ["second", "first"]
+    assert functional.scaled_dot_product_attention is not explicit  # the other still watches
+    second.__exit__(None, None, None)
+    assert functional.scaled_dot_product_attention is explicit
+
+
 @torch.no_grad()
 def test_under_autocast_a_function_may_round_as_torchs(replaced):
     query, key, value = torch.randn(3, 1, 2, 33, 8, generator=torch.Generator().manual_seed(0))
