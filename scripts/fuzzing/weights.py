@@ -37,10 +37,6 @@ def reshaped(tensors: Tensors, name: str, chance: random.Random) -> None:
     tensors[name] = torch.ones(side)
 
 
-def retyped(tensors: Tensors, name: str, chance: random.Random) -> None:
-    tensors[name] = tensors[name].to(chance.choice(DTYPES[2:]))
-
-
 def not_finite(tensors: Tensors, name: str, chance: random.Random) -> None:
     held = tensors[name].clone()
     held.view(-1)[chance.randrange(held.numel())] = chance.choice((math.nan, math.inf, -math.inf))
@@ -57,7 +53,7 @@ def renamed(tensors: Tensors, name: str, chance: random.Random) -> None:
 
 
 HARMS: tuple[Callable[[Tensors, str, random.Random], None], ...] = (
-    *(lost, reshaped, retyped, not_finite, renamed),
+    *(lost, reshaped, not_finite, renamed),
 )
 
 
@@ -81,7 +77,7 @@ def whole_lora() -> Tensors:
 
 @kind("a broken LoRA", 5)
 def broken_lora(world: World, chance: random.Random) -> str | None:
-    """One matrix is lost, has another shape, type, value or name; or the file's end is cut off."""
+    """One matrix is lost, has another shape, value or name; or the file's end is cut off."""
     tensors = whole_lora()
     harm, name = chance.choice(HARMS), chance.choice(sorted(tensors))
     harm(tensors, name, chance)

@@ -207,7 +207,7 @@ def _heads(run: ImageRun, words: Sequence[str] | None) -> Shown:
     for name, heads in layers.items():
         shown = [((f"head {number}",), head) for number, head in heads.items()]
         rows.append(_columns(shown, words, short_name(run, name)))
-    by_word = []
+    by_word: list[list[Panel]] = []
     for of_word in zip(*rows, strict=True):
         by_word += of_word
     return by_word, plain(run.heatmaps.preset)

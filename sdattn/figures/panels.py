@@ -155,8 +155,8 @@ def fill(axes: Sequence[Axes] | np.ndarray, rows: Sequence[Sequence[Panel]], pag
     """Draw panels, row after row, in as many existing axes; else raise ValueError."""
     drawn = [*np.ravel(np.array(axes, dtype=object))]
     cells = []
-    for i, row in enumerate(rows):
-        cells += [(i, j) for j in range(len(row))]
+    for i, shown in enumerate(rows):
+        cells += [(i, j) for j in range(len(shown))]
     if len(drawn) != len(cells):
         raise InvalidValueError(
             f"Got {len(drawn)} axes for {len(cells)} panels. Pass one per panel."
