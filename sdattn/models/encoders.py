@@ -78,13 +78,10 @@ def read_clip(call: TextCall, texts: list[str]) -> list[Prompt]:
     read = [_clip_columns(call, tokenizers[0], text) for text in texts]
     # A column has a row of either encoder's states, so both must put each word into the same ones.
     for other in tokenizers[1:]:
-        twins = [_clip_columns(call, other, text) for text in texts]
-        for prompt, twin in zip(read, twins, strict=True):
-            check_agreement(prompt, twin)
-        read = [
-            replace(prompt, encoded=prompt.encoded + twin.encoded)
-            for prompt, twin in zip(read, twins, strict=True)
-        ]
+        for i, text in enumerate(texts):
+            twin = _clip_columns(call, other, text)
+            check_agreement(read[i], twin)
+            read[i] = replace(read[i], encoded=read[i].encoded + twin.encoded)
     return read
 
 

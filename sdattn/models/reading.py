@@ -60,8 +60,10 @@ def read_prompts(
         read = reader_of(pipe)(TextCall(pipe, columns, options, negative, split), texts)
     for prompt in read:
         warn_of_truncation(prompt)
-    texts_read = iter(read)
-    return [next(texts_read) if isinstance(each, str) else _ready(each, columns) for each in given]
+    found = []
+    for each in given:
+        found.append(read.pop(0) if isinstance(each, str) else _ready(each, columns))
+    return found
 
 
 def _ready(prompt: object, columns: int | None) -> Prompt:

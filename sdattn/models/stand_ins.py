@@ -95,7 +95,9 @@ def overhear(
             }
             known = inspect.signature(copy.encode_prompt).parameters
             outputs = copy.encode_prompt(**{name: given[name] for name in known if name in given})
-    origins = [(row, k) for row, one in enumerate(heard.encoded) for k in range(len(one.ids))]
+    origins: Column = []
+    for row, one in enumerate(heard.encoded):
+        origins += [(row, k) for k in range(len(one.ids))]
     for output in outputs if isinstance(outputs, tuple) else (outputs,):
         is_batch = isinstance(output, Tensor) and output.ndim > 2
         rows = list(output) if is_batch or isinstance(output, list) else []
@@ -112,7 +114,10 @@ def _columns(row: Tensor, origins: Column) -> list[Column]:
     if (row != row.round()).any() or row.min() < 0 or row.max() > len(origins):
         raise InvalidValueError("it computes with the states of its text encoders")
     numbers = row.flatten(1).long().tolist()  # [length, width]
-    return [[origins[n - 1] for n in dict.fromkeys(column) if n] for column in numbers]
+    columns = []
+    for column in numbers:
+        columns.append([origins[number - 1] for number in dict.fromkeys(column) if number])
+    return columns
 
 
 def _copy(pipe: Pipeline, heard: Overheard) -> Any:
@@ -195,12 +200,12 @@ class StandIn(nn.Module):
     ) -> "_Output":
         rows, length = input_ids.shape
         first = 1 + sum(len(one.ids) for one in self._heard.encoded)
-        numbers = torch.arange(first, first + rows * length, dtype=self.dtype)
+        numbers = torch.arange(first, first + rows * length, dtype=self.dtype, device=CPU)
         states = numbers.view(rows, length, 1).expand(rows, length, self._width)
         for i, ids in enumerate(input_ids.tolist()):
             seen = None if attention_mask is None else attention_mask[i].int().tolist()
             self._heard.encoded.append(Encoded(ids, seen))
-        pooled = torch.zeros(rows, self._width)
+        pooled = torch.zeros(rows, self._width, device=CPU)
         found = _Output(text_embeds=pooled) if self._pools_first else _Output()
         found.update(last_hidden_state=states, pooler_output=pooled)
         found["hidden_states"] = (states,) * _LAYERS

@@ -141,7 +141,9 @@ def reader_of(pipe: Pipeline) -> Reader:
 
     Mixins are passed over: Kolors has Stable Diffusion's, Chroma has Flux's.
     """
-    readers = {name: reader for family in _registered for name, reader in family.readers.items()}
+    readers: dict[str, Reader] = {}
+    for family in _registered:
+        readers.update(family.readers)
     for cls in type(pipe).__mro__:
         if "Pipeline" in cls.__name__:
             fitting = [name for name in readers if cls.__name__.startswith(name)]
@@ -158,7 +160,9 @@ def guidance_of(pipe: Pipeline) -> Guidance:
     lacks the property that its family needs."""
     if is_modular(pipe) and guider_of(pipe) is not None:
         return GUIDED
-    layouts = {name: layout for family in _registered for name, layout in family.guidance.items()}
+    layouts: dict[str, Guidance] = {}
+    for family in _registered:
+        layouts.update(family.guidance)
     for cls in type(pipe).__mro__:
         found = layouts.get(cls.__name__)
         if cls.__name__ in UNMAPPED:
@@ -179,18 +183,22 @@ def guidance_of(pipe: Pipeline) -> Guidance:
 def image_latents_of(pipe: Pipeline, *, invertible: bool = False) -> ImageLatents:
     """Return how a text-to-image pipeline takes an image, by its class or nearest base (else
     TypeError). With ``invertible``, only pipelines whose way back to the noise is known."""
-    found = [family.image_latents for family in _registered if family.image_latents]
-    known = {
-        name: one for one in found if one.invertible or not invertible for name in one.pipelines
-    }
+    known: dict[str, ImageLatents] = {}
+    for family in _registered:
+        found = family.image_latents
+        if found and (found.invertible or not invertible):
+            known.update(dict.fromkeys(found.pipelines, found))
     return _known_of(pipe, known)
 
 
 def edits_of(pipe: Pipeline) -> Edits:
     """Return how prompt-to-prompt edits a pipeline's images, by its class or nearest base (else
     TypeError)."""
-    found = [family.edits for family in _registered if family.edits]
-    return _known_of(pipe, {name: one for one in found for name in one.pipelines})
+    known: dict[str, Edits] = {}
+    for family in _registered:
+        if family.edits:
+            known.update(dict.fromkeys(family.edits.pipelines, family.edits))
+    return _known_of(pipe, known)
 
 
 def _known_of(pipe: Pipeline, known: Mapping[str, Fact]) -> Fact:
