@@ -82,7 +82,9 @@ def _negative(order: Order, keep: Keep) -> Keep:
     if order.preset.among_words:
         read = read_negative(order.facts, order.options, len(order.prompts))
         images = images_a_prompt(order.facts, order.options)
-        among = [columns_around(prompt) for prompt in read for _ in range(images)]
+        among = []
+        for prompt in read:
+            among += [columns_around(prompt)] * images
     return replace(keep, branch="unconditional", tokens=None, among=among)
 
 
@@ -119,7 +121,9 @@ def warn_of_unlearnt(
 ) -> None:
     """Warn of words of the prompts, or of the text that is asked about, that a demo model never
     learnt."""
-    texts = [word.text for prompt in prompts for word in prompt.words]
+    texts = []
+    for prompt in prompts:
+        texts += [word.text for word in prompt.words]
     texts += [word for word, _, _ in split_words(ask or "")]
     warning = facts.demo.unlearnt(texts) if facts.demo else ""
     if warning:
