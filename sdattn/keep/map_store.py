@@ -79,6 +79,7 @@ class CapturedMaps:
         self.queue = Queue()
         self.sums = {layer.name: Sum(layer, keep, self.queue) for layer in layers}
         self._text_sums: dict[str, TextOnly] = {}  # of layers that others spread
+        self._spreading: Spreading | None = None
         self.passes: list[Pass] = []
         self._running: Pass | None = None
         self.skipped = 0
@@ -107,6 +108,7 @@ class CapturedMaps:
 
     def watch_text(self, layers: Sequence[AttentionLayer], spreading: Spreading) -> None:
         """Watch further layers, whose text other layers spread and of which no map is held."""
+        self._spreading = spreading
         for layer in layers:
             if layer.name not in self.sums:
                 self._text_sums[layer.name] = TextOnly(layer, self.keep, spreading)
@@ -274,6 +276,8 @@ class CapturedMaps:
         if broken is None:
             return
         self.queue.drop()
+        if self._spreading is not None:
+            self._spreading.drop_pass()
         for layer_sum in self.sums.values():
             layer_sum.drop(broken)
         self.passes.remove(broken)

@@ -57,6 +57,10 @@ class Spreading:
             self.before = self.text.value(), self.spread.value()
         self._begin()
 
+    def drop_pass(self) -> None:
+        """Forget what a pass has so far, which did not end."""
+        self._begin()
+
     def first(self, own: Tensor) -> Tensor:
         """Return the map that a layer spreads in the first pass, which pays ``own`` itself."""
         return self.text.value_with(own) if self.is_part else own

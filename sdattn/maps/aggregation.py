@@ -62,9 +62,10 @@ def read_by(maps: LayerMaps, preset: Preset) -> dict[str, LayerMap]:
     """Return the layers that a preset reads, in running order; raise CaptureError if there are
     none."""
     every = maps.layers
-    chosen = {
-        name: layer for name, layer in every.items() if preset.reads(layer.place, layer.level)
-    }
+    chosen = {}
+    for name, layer in every.items():
+        if preset.reads(layer.place, layer.level):
+            chosen[name] = layer
     if preset.or_all:
         chosen = chosen or dict(every)
     # Of a part of the depth these are the blocks: no other was spread along.

@@ -54,12 +54,11 @@ def aggregated(
             near = did_you_mean(str(place).partition("_")[0], known)
             text = f"places are {', '.join(map(repr, known))}, without a kind.{near}"
             raise OptionError("from_where", [*from_where], text)
-    fitting = [
-        maps
-        for place in from_where
-        for maps in average.get(f"{place}_{kind}", ())
-        if maps.shape[1] == rows * cols
-    ]
+    fitting = []
+    for place in from_where:
+        for maps in average.get(f"{place}_{kind}", ()):
+            if maps.shape[1] == rows * cols:
+                fitting.append(maps)
     if isinstance(prompts, Sequence):
         prompts = 1 if isinstance(prompts, str) else len(prompts)
     images = prompts or getattr(store, "images", None) or len(getattr(store, "prompts", ()))

@@ -90,13 +90,13 @@ class MapStore(CapturedMaps):
         if cells is None:
             text = "This store has no cells of its own. Capture with queries=[(row, col), ...]."
             raise InvalidValueError(text)
-        return [
-            [
-                Heatmap(str(cell), values, (i,), frames=self.frames)
-                for i, (cell, values) in enumerate(zip(cells, image, strict=True))
-            ]
-            for image in spot_maps(self)
-        ]
+        each = []
+        for image in spot_maps(self):
+            found = []
+            for i, (cell, values) in enumerate(zip(cells, image, strict=True)):
+                found.append(Heatmap(str(cell), values, (i,), frames=self.frames))
+            each.append(found)
+        return each
 
     def layer_maps(
         self, preset: str | Preset = "default", self_attention: Source | None = None

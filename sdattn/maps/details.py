@@ -45,7 +45,9 @@ def details_of(store: CapturedMaps, number: int, heatmaps: Heatmaps) -> Details:
     fewer steps than the model is left out of the steps."""
     preset = heatmaps.preset
     held = store.tokens or tuple(range(store.n_keys or 0))
-    words = {column for word in heatmaps.prompt.seen for column in word.columns}
+    words: set[int] = set()
+    for word in heatmaps.prompt.seen:
+        words.update(word.columns)
     columns = [column for column in held if column in words or preset.needs_all_columns]
     positions = [held.index(column) for column in columns]
 

@@ -195,7 +195,12 @@ def folded_maps(
             texts=x.texts,
             steps=numbers,
         )
-    _refuse_sums(cross[0][1], name)
+    total = float(cross[0][1].detach().float().sum(-1).mean())
+    if not total < 1.5:  # edited maps need not sum to 1, but sums over steps do to 2 and more
+        raise InvalidValueError(
+            f"The columns of a map in {name} add up to {total:.3g}, so these are sums over steps "
+            "and not probabilities. Pass the store itself, or its get_average_attention()."
+        )
     return maps
 
 
@@ -215,13 +220,8 @@ def _by_place(x: Any) -> Mapping[str, Sequence[Tensor]]:
 
 def _of_kind(by_place: Mapping[str, Sequence[Tensor]], kind: str) -> list[tuple[str, Tensor]]:
     places = (*PLACES, "double", "single", "block")
-    return [(place, maps) for place in places for maps in by_place.get(f"{place}_{kind}", ())]
-
-
-def _refuse_sums(maps: Tensor, name: str) -> None:
-    total = float(maps.detach().float().sum(-1).mean())
-    if not total < 1.5:  # edited maps need not sum to 1, but sums over steps do to 2 and more
-        raise InvalidValueError(
-            f"The columns of a map in {name} add up to {total:.3g}, so these are sums over steps "
-            "and not probabilities. Pass the store itself, or its get_average_attention()."
-        )
+    found: list[tuple[str, Tensor]] = []
+    for place in places:
+        for maps in by_place.get(f"{place}_{kind}", ()):
+            found.append((place, maps))
+    return found

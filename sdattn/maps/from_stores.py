@@ -180,7 +180,9 @@ class _Reading:
                     "on a text, inside capture(pipe) or with an AttentionStore attached. Pass it, "
                     "sdattn.heatmaps(store, pipe, prompt), or labels for text states of your own."
                 )
-            prompt = [text for branch in dict.fromkeys(branches) for text in texts[branch]]
+            prompt = []
+            for branch in dict.fromkeys(branches):
+                prompt.extend(texts[branch])
         given = [prompt] if isinstance(prompt, (str, Mapping, Prompt)) else list(prompt)
         if tokenizer is None and any(isinstance(one, str) for one in given):
             tokenizer = None if drawn is None else drawn.pipeline
@@ -262,15 +264,15 @@ def heatmaps_of(
                 f"{len(prompt.tokens)} of the prompt {prompt.text!r}. Pass the pipeline that ran, "
                 "or its own tokenizer."
             )
-    shown = [_with_images(prompt, (store.n_keys or 0) - len(prompt.tokens)) for prompt in prompts]
-    return [
-        finish(maps.detach(), shown[i // each], preset, columns=store.tokens, frames=store.frames)
-        for i, maps in enumerate(aggregate(layers, preset))
-    ]
-
-
-def _with_images(prompt: Prompt, columns: int) -> Prompt:
-    """The prompt, its columns followed by image prompts'."""
-    names = [f"<image {number}>" for number in range(1, columns + 1)]
-    images = tuple(Token(-1, name, start=0, end=0, special=name) for name in names)
-    return replace(prompt, tokens=prompt.tokens + images)
+    found = []
+    for i, maps in enumerate(aggregate(layers, preset)):
+        prompt = prompts[i // each]
+        tokens = [*prompt.tokens]
+        for number in range(1, (store.n_keys or 0) - len(prompt.tokens) + 1):
+            name = f"<image {number}>"  # columns of image prompts follow the text's
+            tokens.append(Token(-1, name, start=0, end=0, special=name))
+        shown = replace(prompt, tokens=tuple(tokens))
+        found.append(
+            finish(maps.detach(), shown, preset, columns=store.tokens, frames=store.frames)
+        )
+    return found

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -68,15 +68,13 @@ class LayerMaps:
     def image(self, number: int) -> LayerMaps:
         some = slice(number, number + 1)
         affinity = None if self.affinity is None else self.affinity[some]
-        kept = {name: replace(layer, maps=layer.maps[some]) for name, layer in self.layers.items()}
-        return replace(self, layers=kept, affinity=affinity)
+        return replace(self, layers=self._with(lambda maps: maps[some]), affinity=affinity)
 
     def frame(self, number: int) -> LayerMaps:
         """Return the maps of one frame of a video's latent, without an affinity over all frames."""
-        kept = {
-            name: replace(layer, maps=layer.maps.select(-4, number), is_video=False)
-            for name, layer in self.layers.items()
-        }
+        kept = {}
+        for name, layer in self.layers.items():
+            kept[name] = replace(layer, maps=layer.maps.select(-4, number), is_video=False)
         if self.affinity is None or self.over_frames:
             return replace(self, layers=kept, affinity=None, affinity_grid=None)
         return replace(self, layers=kept, affinity=self.affinity[:, number])
@@ -88,15 +86,15 @@ class LayerMaps:
 
     def keep(self, columns: Sequence[int]) -> LayerMaps:
         positions = [self.columns.index(column) for column in columns]
-        kept = {
-            n: replace(layer, maps=layer.maps[..., positions]) for n, layer in self.layers.items()
-        }
+        kept = self._with(lambda maps: maps[..., positions])
         return replace(self, layers=kept, columns=tuple(columns))
 
     def as_saved(self) -> LayerMaps:
-        kept = {n: replace(layer, maps=halved(layer.maps)) for n, layer in self.layers.items()}
         affinity = None if self.affinity is None else halved(self.affinity)
-        return replace(self, layers=kept, affinity=affinity)
+        return replace(self, layers=self._with(halved), affinity=affinity)
+
+    def _with(self, change: Callable[[Tensor], Tensor]) -> dict[str, LayerMap]:
+        return {name: replace(one, maps=change(one.maps)) for name, one in self.layers.items()}
 
 
 def halved(maps: Tensor) -> Tensor:

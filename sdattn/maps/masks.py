@@ -252,10 +252,9 @@ def label_map(values: Tensor, masks: Tensor) -> Tensor:
             f"of {masks.dtype}. Pass both as [words, (frames,) rows, cols], the masks as bool."
         )
     _check_finite(values)
-    low, high = (
-        limit(values, tuple(range(1, values.ndim)), keepdim=True)
-        for limit in (torch.amin, torch.amax)
-    )
+    axes = tuple(range(1, values.ndim))
+    low = values.amin(axes, keepdim=True)
+    high = values.amax(axes, keepdim=True)
     strength = torch.where(high > low, (values - low) / (high - low), 0.0)
     strongest = strength.masked_fill(~masks, -math.inf).argmax(0) + 1
     return strongest * masks.any(0)

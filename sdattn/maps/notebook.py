@@ -33,12 +33,11 @@ def video_stills(
     per word, from 0 to ``top``; ``frames`` are (name, number, image), to lie over the images."""
     rows = [[(image, name, "") for name, _, image in frames if image is not None]]
     for label, values in maps:
-        rows.append(
-            [
-                (_in_colour(values[at], top, image), label, f"{name}, peak {values[at].max():.2g}")
-                for name, at, image in frames
-            ]
-        )
+        row = []
+        for name, at, image in frames:
+            note = f"{name}, peak {values[at].max():.2g}"
+            row.append((_in_colour(values[at], top, image), label, note))
+        rows.append(row)
     return "".join(figures_of(row) for row in rows if row)
 
 
@@ -66,12 +65,10 @@ def whole(image: Image.Image, label: str) -> str:
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """Return a table of texts, escaped here; the first of each row is its header."""
     top = "".join(f'<th scope="col">{escape(text)}</th>' for text in head)
-    body = "".join(
-        f'<tr><th scope="row"><bdi>{escape(first)}</bdi></th>'
-        + "".join(f"<td><bdi>{escape(text)}</bdi></td>" for text in rest)
-        + "</tr>"
-        for first, *rest in rows
-    )
+    body = ""
+    for first, *rest in rows:
+        cells = "".join(f"<td><bdi>{escape(text)}</bdi></td>" for text in rest)
+        body += f'<tr><th scope="row"><bdi>{escape(first)}</bdi></th>{cells}</tr>'
     return f"<table><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table>"
 
 

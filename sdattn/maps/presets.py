@@ -159,9 +159,9 @@ class Preset:
     @classmethod
     def from_json(cls, held: dict[str, Any]) -> Preset:
         """Return the preset that :meth:`to_json` saved; raise ValueError for other attributes."""
-        tuples: dict[str, Any] = {
-            name: tuple(value) if isinstance(value, list) else value for name, value in held.items()
-        }
+        tuples: dict[str, Any] = {}
+        for name, value in held.items():
+            tuples[name] = tuple(value) if isinstance(value, list) else value
         try:
             return cls(**tuples)
         except TypeError as error:

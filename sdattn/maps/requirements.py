@@ -72,7 +72,9 @@ def capture_settings(
         needs["steps"] = "last"
     if preset.among_words:
         images = images_a_prompt(facts, options)
-        needs["among"] = [columns_around(one) for one in prompts for _ in range(images)]
+        needs["among"] = []
+        for one in prompts:
+            needs["among"] += [columns_around(one)] * images
     if preset.needs_all_columns:
         needs["tokens"] = None
     chosen = dict(chosen or {})
@@ -179,5 +181,9 @@ def kept_columns(preset: Preset, prompts: Sequence[Prompt], refined: bool) -> li
 def columns_around(*prompts: Prompt) -> list[int]:
     """Return the columns of words and special tokens, without those that are padding in all
     prompts."""
-    columns = {i for one in prompts for i, token in enumerate(one.tokens) if token.special != PAD}
+    columns = set()
+    for one in prompts:
+        for column, token in enumerate(one.tokens):
+            if token.special != PAD:
+                columns.add(column)
     return sorted(columns)

@@ -70,11 +70,10 @@ def _headed(body: Image.Image, lines: Mapping[str, str]) -> Image.Image:
     size = min(36, max(14, body.width // 64))
     font = font_of(size)
     left = round(max(map(font.getlength, lines))) + 2 * size
-    rows = [
-        ("" if i else name, row)
-        for name, text in lines.items()
-        for i, row in enumerate(_wrap(text, font, body.width - left - size))
-    ]
+    rows = []
+    for name, text in lines.items():
+        for i, row in enumerate(_wrap(text, font, body.width - left - size)):
+            rows.append(("" if i else name, row))
     top = round(1.5 * size * (len(rows) + 1))
     out = Image.new("RGB", (body.width, body.height + top), PAPER)
     out.paste(body, (0, top))

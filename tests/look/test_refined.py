@@ -187,3 +187,22 @@ def test_the_negative_prompt_is_refined_too():
 def test_what_cannot_be_refined_is_refused(make, options, message):
     with pytest.raises(ValueError, match=message), capture(make(), **options):
         pass
+
+
+@torch.no_grad()
+def test_a_pass_that_did_not_end_is_not_spread():
+    model = MODELS["SD3"]().transformer
+    given = inputs("SD3", model)
+    found = []
+    for is_broken in (False, True):
+        with capture(model, refine="self", steps="all") as store:
+            model(**given)
+            if is_broken:
+                last = model.norm_out.register_forward_pre_hook(lambda *_: 1 / 0)
+                with pytest.raises(ZeroDivisionError):
+                    model(**{**given, "hidden_states": -given["hidden_states"]})
+                last.remove()
+            model(**{**given, "timestep": given["timestep"] * 2})
+        found.append(store.maps)
+    for name, maps in found[0].items():
+        assert torch.equal(found[1][name], maps)
