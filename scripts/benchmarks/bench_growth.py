@@ -27,7 +27,7 @@ import torch
 
 import sdattn
 from sdattn.batch.drawing import trim_heap
-from sdattn.keep.running_sums import RunningSum
+from sdattn.keep.sums import Sum
 from sdattn.look.attended import Attended
 
 from .growth_layers import LAYERS, OneLayer, Shape, video_bytes
@@ -88,14 +88,14 @@ class TakeClock:
     """Seconds of the thread in which captures make maps and add them up, inside the block."""
 
     def __enter__(self) -> "TakeClock":
-        self.seconds, take = 0.0, RunningSum.take
+        self.seconds, take = 0.0, Sum.take
 
-        def timed(held: RunningSum, attended: Attended) -> None:
+        def timed(held: Sum, attended: Attended) -> None:
             before = thread_time()
             take(held, attended)
             self.seconds += thread_time() - before
 
-        self._patch = patch.object(RunningSum, "take", timed)
+        self._patch = patch.object(Sum, "take", timed)
         self._patch.start()
         return self
 

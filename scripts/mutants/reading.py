@@ -244,7 +244,7 @@ FAULTS = [
         ("maps/test_videos.py", "maps/test_heatmap.py"),
     ),
     Fault(
-        "maps/layermaps.py",
+        "maps/captured.py",
         "layers.append(maps.movedim(-1, 1) * (maps.shape[-3] * maps.shape[-2]))",
         "layers.append(maps.movedim(-1, 1))",
         "layers on coarse grids outweigh those on fine ones",

@@ -116,7 +116,7 @@ def _stopped(pipeline: Pipeline, store: CapturedMaps) -> Stopped | None:
     passes = len(store.passes)
     if not 0 < passes < steps:
         return None
-    kept = tuple(number for number in range(passes) if store.keeps(number))
+    kept = tuple(store.kept)
     return Stopped(passes, steps, kept[-1:] if store.keep.steps.last else kept)
 
 

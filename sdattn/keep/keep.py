@@ -132,8 +132,8 @@ def _wholes(value: object) -> tuple[int, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class Keep:
-    """What a capture keeps of a run: the options of :func:`sdattn.capture`, with their defaults,
-    read and checked by :meth:`of`.
+    """Parts of a run that a capture keeps: the options of :func:`sdattn.capture`, with their
+    defaults, read and checked by :meth:`of`.
 
     Attributes:
         layers, kinds: which attention layers; ``kinds`` are those that ``queries`` have by default.

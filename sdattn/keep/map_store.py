@@ -2,29 +2,70 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from ..errors import warn
+from ..attention.core import grid_text
+from ..errors import NotFoundError, warn
+from ..files.tables import labelled
 from ..follow.capture_warnings import Stopped
 from ..follow.drawn import DrawnPrompts
 from ..follow.passes import CaptureError, CaptureWarning, Pass
 from ..follow.text_watch import TextsOfRun
+from ..look.attended import Attended
 from ..look.refined import Spreading
 from ..models.denoiser_call import Size
 from ..models.guidance import Branch
 from ..models.layers import AttentionLayer, LayerSelection, select_layers
 from .budget import Expected
 from .keep import Keep, Selection
-from .queue import Queue
-from .running_sums import MapsByLayer, RunningSum
-from .store_views import as_text, as_xarray, warn_of_calls
-from .text_only import TextOnly
+from .layer_part import LayerPart
+from .sums import Queue, Sum
 
 if TYPE_CHECKING:
     import xarray as xr
+
+
+class TextOnly(Sum):
+    """Layer that hands what it pays to the text to the layers that spread it; it holds nothing.
+
+    Args:
+        spreading: shared by all layers of the capture.
+    """
+
+    def __init__(self, layer: AttentionLayer, keep: Keep, spreading: Spreading):
+        super().__init__(layer, keep)
+        self.spreading = spreading
+        self.may_wait = False
+
+    def add_now(self, part: LayerPart, attended: Attended) -> None:
+        self.spreading.text.add(attended.add_to(None, part.columns) / attended.heads)
+
+
+class MapsByLayer(Mapping[str, Tensor]):
+    """Maps of a store's layers, in order, each computed on access."""
+
+    def __init__(self, sums: Mapping[str, Sum]):
+        self._sums = sums
+
+    def __getitem__(self, name: str) -> Tensor:
+        if name not in self:  # asks that layer only
+            raise NotFoundError(
+                f"No map of a layer {name!r}. The store has: {', '.join(self) or 'none yet'}."
+            )
+        return self._sums[name].map()
+
+    def __contains__(self, name: object) -> bool:
+        held = self._sums.get(name) if isinstance(name, str) else None
+        return held is not None and bool(held.calls)
+
+    def __iter__(self) -> Iterator[str]:
+        return (name for name, held in self._sums.items() if held.calls)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
 
 
 class CapturedMaps:
@@ -35,11 +76,11 @@ class CapturedMaps:
     def __init__(self, layers: Sequence[AttentionLayer], keep: Keep):
         self.layers = list(layers)
         self.keep = keep.without_run()
-        self.text_only: list[AttentionLayer] = []  # watched for layers that spread their maps
         self.queue = Queue()
-        self.sums = {layer.name: RunningSum(layer, keep, self.queue) for layer in layers}
+        self.sums = {layer.name: Sum(layer, keep, self.queue) for layer in layers}
+        self._text_sums: dict[str, TextOnly] = {}  # of layers that others spread
         self.passes: list[Pass] = []
-        self.texts = TextsOfRun()
+        self._running: Pass | None = None
         self.skipped = 0
         self.kernels: dict[str, float] = {}
         self.problem = ""  # why the maps cannot be read
@@ -57,22 +98,42 @@ class CapturedMaps:
             f"{self.nbytes / 1e6:.2f} MB)"
         )
 
-    def add_layer(self, layer: AttentionLayer) -> RunningSum:
+    def add_layer(self, layer: AttentionLayer) -> Sum:
         """Hold the maps of a layer that was found while the model ran."""
-        layer_sum = RunningSum(layer, self.keep, self.queue)
+        layer_sum = Sum(layer, self.keep, self.queue)
         self.layers.append(layer)
         self.sums[layer.name] = layer_sum
         return layer_sum
 
     def watch_text(self, layers: Sequence[AttentionLayer], spreading: Spreading) -> None:
         """Watch further layers, whose text other layers spread and of which no map is held."""
-        self.text_only = [layer for layer in layers if layer.name not in self.sums]
-        self.sums |= {la.name: TextOnly(la, self.keep, spreading) for la in self.text_only}
+        for layer in layers:
+            if layer.name not in self.sums:
+                self._text_sums[layer.name] = TextOnly(layer, self.keep, spreading)
+
+    def sum_of(self, layer: AttentionLayer) -> Sum:
+        """Return what takes the calls of a watched layer."""
+        return self.sums.get(layer.name) or self._text_sums[layer.name]
+
+    @property
+    def text_only(self) -> list[AttentionLayer]:
+        """Layers that are watched for others, which spread their maps."""
+        return [held.layer for held in self._text_sums.values()]
+
+    @property
+    def texts(self) -> TextsOfRun:
+        """Texts that the passes were drawn from."""
+        found = TextsOfRun()
+        for one in self.passes:
+            found.add(one.text_changed, one.text_by_frame)
+        return found
 
     def choose(self, selection: tuple[LayerSelection, Sequence[str]], size: Size | None) -> None:
         """Watch only layers of the chosen resolutions, which are known in the first pass."""
         chosen = select_layers(self.watched, *selection, size)
-        self.text_only = [layer for layer in self.text_only if layer in chosen]
+        for layer in self.text_only:
+            if layer not in chosen:
+                del self._text_sums[layer.name]
         self.layers = [layer for layer in self.layers if layer in chosen]
 
     @property
@@ -142,8 +203,9 @@ class CapturedMaps:
     def n_keys(self) -> int | None:
         """Token columns of the layers that see the text, kept or not; columns of image prompts
         (IP-Adapter) follow the text's. None before the layers ran."""
-        sums = [total for total in self.sums.values() if total.layer.kind != "self" and total.keys]
-        return sums[-1].keys if sums else None
+        parts = [held.part for held in self.sums.values() if held.layer.kind != "self"]
+        keys = [part.keys for part in parts if part is not None]
+        return keys[-1] if keys else None
 
     @property
     def n_text(self) -> int | None:
@@ -151,17 +213,22 @@ class CapturedMaps:
         return (self.passes[0].n_text or self.n_keys) if self.passes else None
 
     @property
-    def kept_passes(self) -> int:
-        """Number of passes whose maps the layers added; with ``"last"`` each replaces the one
+    def kept(self) -> list[int]:
+        """Passes, counted from 0, whose maps were added; with ``"last"`` each replaces the one
         before."""
-        return sum(map(self.keeps, range(len(self.passes))))
+        return [number for number in range(len(self.passes)) if self.keeps(number)]
+
+    @property
+    def kept_passes(self) -> int:
+        """Number of passes whose maps the layers added."""
+        return len(self.kept)
 
     @property
     def seen(self) -> dict[str, tuple[int, ...]]:
         """Model calls, counted from 0, whose maps are held, for each layer that ran. They are the
         same for all layers, unless something skips some of them (a cache)."""
         numbers = {id(run_pass): number for number, run_pass in enumerate(self.passes)}
-        return {name: tuple(numbers[id(p)] for p in self.sums[name].seen) for name in self._maps}
+        return {name: tuple(numbers[id(p)] for p in self.sums[name].held) for name in self._maps}
 
     @property
     def nbytes(self) -> int:
@@ -189,15 +256,32 @@ class CapturedMaps:
                 "capture() once for each text, or pad both to one length."
             )
         self.passes.append(new)
-        self.texts.add(new.text_changed, new.text_by_frame)
+        self._running = new
         if self.keeps(len(self.passes) - 1):
-            for layer in self.watched:
+            for layer in self.layers:
                 self.sums[layer.name].running = new
+            for held in self._text_sums.values():
+                held.running = new
 
     def end_pass(self) -> None:
-        """Note that no pass is running, and add what waited for that."""
+        """Note that the running pass has ended, and add what waited for that."""
         self.queue.work_off()
+        self._rest()
+
+    def drop_pass(self) -> None:
+        """Forget a pass that did not end, since an error broke it off; it adds nothing."""
+        broken = self._running
+        if broken is None:
+            return
+        self.queue.drop()
         for layer_sum in self.sums.values():
+            layer_sum.drop(broken)
+        self.passes.remove(broken)
+        self._rest()
+
+    def _rest(self) -> None:
+        self._running = None
+        for layer_sum in (*self.sums.values(), *self._text_sums.values()):
             layer_sum.running = None
 
     def keeps(self, number: int) -> bool:
@@ -268,7 +352,28 @@ class CapturedMaps:
                 + ", ".join(missing),
                 CaptureWarning,
             )
-        warn_of_calls(self)
+        self._warn_of_calls()
+
+    def _warn_of_calls(self) -> None:
+        """Warn of layers that did not run once in each kept pass, and of chosen passes that never
+        came."""
+        # A cache (FirstBlockCache, DeepCache, FasterCache) skips layers in some steps.
+        if uneven := self.uneven():
+            some = [f"{name} in {', '.join(map(str, self.seen[name]))}" for name in uneven[:3]]
+            often = any(self.sums[name].calls > self.kept_passes for name in uneven)
+            why = "some were called several times in one" if often else "is a cache enabled?"
+            warn(
+                f"{len(uneven)} watched layers did not run once in each of {self.kept_passes} "
+                f"steps ({why}). Their maps are of these alone: {'; '.join(some)}.",
+                CaptureWarning,
+            )
+        chosen = () if self.stopped else self.keep.steps.numbers or ()
+        if skipped := [step for step in chosen if step >= len(self.passes)]:
+            warn(
+                f"Asked for steps {list(chosen)}, but the model ran {len(self.passes)} times (0 to "
+                f"{len(self.passes) - 1}): nothing is held of {skipped}.",
+                CaptureWarning,
+            )
 
     def uneven(self) -> list[str]:
         """Return the names of layers that ran, but not exactly once in each kept pass."""
@@ -291,8 +396,54 @@ class CapturedMaps:
             ImportError: xarray is not installed.
             KeyError: no map of such a layer.
         """
-        return as_xarray(self, layer)
+        maps = self.maps[layer].detach().float().cpu()
+        [watched] = [one for one in self.layers if one.name == layer]
+        calls = self.seen[layer]
+        each = self.keep.steps.each
+        axes: dict[str, Sequence[Any] | None] = {"image": range(len(maps))}
+        if each:
+            axes["step"] = calls
+        if self.keep.heads.each:
+            axes["head"] = self.keep.heads.numbers or range(watched.heads)
+        columns = range(maps.shape[-1])
+        tokens = self.tokens or columns
+        if self.keep.queries.in_text:
+            axes |= {"query": range(maps.shape[-2]), "token": tokens}
+        else:
+            if maps.dim() - len(axes) == 4:
+                axes["frame"] = self.frames or range(maps.shape[len(axes)])
+            axes |= {"row": None, "col": None}
+            if self.keep.queries.cells is not None:
+                axes["query"] = columns
+            elif watched.kind == "self":
+                axes["key"] = columns
+            else:
+                axes["token"] = tokens
+        found = labelled(maps.numpy(), axes, layer=layer, place=watched.place)
+        times = [self.passes[call].timestep for call in calls]
+        return found.assign_coords(timestep=("step", times)) if each else found
 
     def report(self) -> str:
         """Return a few lines that say what was asked for and what was captured."""
-        return as_text(self)
+        if not self.passes:
+            return f"layers     {len(self.layers)} watched\npasses     none yet"
+        first = self.passes[0]
+        missing = self.missing()
+        grids = {held.part.grid for held in self.sums.values() if held.part is not None}
+        layout = " | ".join(chunk or "neither" for chunk in first.order or ())
+        times = [f"{t:g}" for t in self.timesteps]
+        if len(times) > 6:
+            times = [*times[:3], "…", *times[-2:]]
+        kept = "all" if self.tokens is None else f"columns {list(self.tokens)}"
+        lines = {
+            "layers": f"{len(self.layers) - len(missing)} of {len(self.layers)} seen",
+            "missing": ", ".join(missing) or "none",
+            "grids": ", ".join(map(grid_text, sorted(grids, reverse=True))),
+            "passes": f"{len(self.passes)}, timesteps {', '.join(times)}",
+            "skipped": f"{self.skipped} passes that are not the branch's",
+            "guidance": f"{layout} in a batch of {first.batch}",
+            "images": f"{self.images}, {' and '.join(dict.fromkeys(first.branches))}",
+            "kept": f"steps {self.steps}, heads {self.heads}, tokens {kept}",
+            "held": f"{self.nbytes / 1e6:.2f} MB",
+        }
+        return "\n".join(f"{name:10} {text}" for name, text in lines.items())

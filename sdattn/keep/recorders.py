@@ -30,7 +30,7 @@ from ..models.denoiser_call import Size
 from ..models.layers import AttentionLayer, is_unet
 from .keep import Keep
 from .map_store import CapturedMaps
-from .running_sums import called_twice
+from .sums import called_twice
 
 
 def can_record(model: Any, layers: Sequence[AttentionLayer], keep: Keep) -> bool:

@@ -86,7 +86,7 @@ class Watch(Subscriber):
         )
 
         inner = layer.module.processor
-        layer_sum = self.store.sums[layer.name]
+        layer_sum = self.store.sum_of(layer)
         look: Look = see
         if layer.kind == "joint":
             passes = self.passes
@@ -114,7 +114,7 @@ class Watch(Subscriber):
     def close(self) -> None:
         """Release everything, so that the maps go with the store and not with the next garbage
         collection."""
-        self.store.end_pass()
+        self.store.drop_pass()
         for _, observer in self.observers:
             observer.end()  # it would hold this watch, and the watch the store
         self.observers.clear()
@@ -155,7 +155,7 @@ class Watch(Subscriber):
         )
 
     def begin_pass(self, begun: Pass) -> None:
-        self.store.end_pass()  # one that an error broke off
+        self.store.drop_pass()  # one that an error broke off
         self._notice_swaps()
         if self.stream is not None:
             self.stream.begin(begun.rows or None)
@@ -183,7 +183,7 @@ class Watch(Subscriber):
         self.store.end_pass()
 
     def stray(self, call: Pass) -> None:
-        self.store.end_pass()
+        self.store.drop_pass()
         if self.stream is not None:
             self.stream.begin(None)
         self.recorders.rest()

@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager
 from typing import Any, Literal
 
 import torch
+from torch import Tensor
 
 from ..errors import InvalidValueError, known_options
 from ..follow.pass_options import Guidance
@@ -18,11 +19,12 @@ from ..look.output_space import Space
 from ..models.layers import LayerSelection
 from ..unknown.told import Grid
 from ..unknown.watching import watch_unknown
+from .captured import read_passes, self_maps, spot_maps, text_maps
 from .from_stores import heatmaps
 from .heatmap import Heatmap
 from .heatmaps import Heatmaps
-from .layermaps import LayerMaps, layer_maps, read_passes, spot_maps
-from .presets import Preset, preset_of
+from .layermaps import LayerMap, LayerMaps, Source, layer_maps
+from .presets import Preset
 
 
 class MapStore(CapturedMaps):
@@ -97,10 +99,23 @@ class MapStore(CapturedMaps):
         ]
 
     def layer_maps(
-        self, preset: str | Preset = "default", self_attention: CapturedMaps | None = None
+        self, preset: str | Preset = "default", self_attention: Source | None = None
     ) -> LayerMaps:
         """Return :func:`sdattn.maps.layermaps.layer_maps` of this store."""
-        return layer_maps(self, preset_of(preset), self_attention)
+        return layer_maps(self, preset, self_attention)
+
+    @property
+    def is_refined(self) -> bool:
+        """True if the maps were spread while the model ran."""
+        return self.keep.refine is not None
+
+    def text_maps(self, preset: Preset) -> tuple[dict[str, LayerMap], int]:
+        """Return :func:`sdattn.maps.captured.text_maps` of this store."""
+        return text_maps(self, preset)
+
+    def self_maps(self, preset: Preset) -> list[Tensor]:
+        """Return :func:`sdattn.maps.captured.self_maps` of this store."""
+        return self_maps(self, preset)
 
     def read_passes(self, preset: Preset) -> list[int]:
         """Return the passes of the run, counted from 0, that the preset reads."""

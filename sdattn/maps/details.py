@@ -8,8 +8,9 @@ from torch import Tensor
 
 from ..keep.map_store import CapturedMaps
 from ..models.layers import TEXT_KINDS
+from .captured import over_steps
 from .heatmaps import Heatmaps
-from .layermaps import LayerMap, LayerMaps, kept_passes, over_steps
+from .layermaps import LayerMap, LayerMaps
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,7 +61,7 @@ def details_of(store: CapturedMaps, number: int, heatmaps: Heatmaps) -> Details:
         return LayerMaps(found, tuple(columns), passes=1)
 
     steps = heads = None
-    calls = tuple(kept_passes(store))
+    calls = tuple(store.kept)
     if store.keep.steps.each:
         steps = kept(lambda _, maps: (maps.mean(2) if store.keep.heads.each else maps)[0])
         whole = {n: layer for n, layer in steps.layers.items() if len(layer.maps) == len(calls)}

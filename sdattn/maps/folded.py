@@ -1,11 +1,9 @@
-"""`Source`: what heatmaps are made from; and maps as prompt-to-prompt code holds them, heads folded
-into the rows, as one."""
+"""Maps as prompt-to-prompt code holds them, heads folded into the rows, as a `Source`."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 
 from ..attention import level_grids, query_grid
@@ -15,34 +13,11 @@ from ..follow.text_watch import TextsOfRun
 from ..models.guidance import Branch
 from ..models.layers import PLACES
 from .aggregation import PLACE
-from .layermaps import LayerMap, LayerMaps
+from .layermaps import LayerMap, LayerMaps, layer_maps
 from .presets import Preset
 
 Maps = dict[str, list[Tensor]]  # by place and kind: {"down_cross": [[images*heads, N, T], ...]}
 StepChoice = str | int | tuple[float, float]
-
-
-class Source(Protocol):
-    """Maps of a run and their texts: a :class:`sdattn.MapStore`, or an attached store's."""
-
-    @property
-    def drawn(self) -> DrawnPrompts | None: ...
-    @property
-    def texts(self) -> TextsOfRun: ...
-    @property
-    def images(self) -> int | None: ...
-    @property
-    def branches(self) -> tuple[Branch, ...]: ...
-    @property
-    def n_text(self) -> int | None: ...
-    @property
-    def n_keys(self) -> int | None: ...
-    @property
-    def tokens(self) -> tuple[int, ...] | None: ...
-    @property
-    def frames(self) -> tuple[int, ...] | None: ...
-    def layer_maps(self, preset: Preset) -> LayerMaps: ...
-    def read_passes(self, preset: Preset) -> Sequence[int]: ...
 
 
 class MeanMaps(NamedTuple):
@@ -112,21 +87,33 @@ class FoldedMaps:
     def n_keys(self) -> int:
         return self.cross[0][1].shape[-1]
 
+    is_refined = False
+
     n_text = n_keys
 
     def layer_maps(self, preset: Preset) -> LayerMaps:
         """Return each layer's maps as a preset reads them; raise CaptureError if it needs more."""
+        return layer_maps(self, preset)
+
+    def text_maps(self, preset: Preset) -> tuple[dict[str, LayerMap], int]:
+        """See :meth:`sdattn.maps.layermaps.Source.text_maps`."""
         self._check(preset)
-        found = {
-            f"{place}_cross[{i}]": self._layer(place, maps, preset)
-            for i, (place, maps) in enumerate(self.cross)
-        }
-        columns = tuple(range(self.n_keys))
-        layers = LayerMaps(found, columns, self.passes or 1)
-        if not preset.refine:
-            return layers
-        affinity, grid = self._affinity()
-        return replace(layers, affinity=affinity, affinity_grid=grid)
+        grids = level_grids(self.latent_size, self.levels)
+        found = {}
+        for i, (place, folded) in enumerate(self.cross):
+            maps = self._unfolded(folded)  # [images, heads, rows, cols, T]
+            heads = maps.shape[1]
+            level = grids.index((maps.shape[2], maps.shape[3]))
+            kept = maps if preset.each_head else maps.mean(1)
+            found[f"{place}_cross[{i}]"] = LayerMap(place, level, heads, kept.float().cpu())
+        return found, self.passes or 1
+
+    def self_maps(self, preset: Preset) -> list[Tensor]:
+        """See :meth:`sdattn.maps.layermaps.Source.self_maps`."""
+        # The finest that the store has kept: max_queries limits it.
+        refining = self._refining()
+        most = max(len(maps[0]) for maps in refining)
+        return [self._unfolded(maps).mean(1) for maps in refining if len(maps[0]) == most]
 
     def _check(self, preset: Preset) -> None:
         missing = ""
@@ -147,13 +134,6 @@ class FoldedMaps:
                 f"{missing}. Or use `capture()`, or `generate()` with `preset={preset.name!r}`."
             )
 
-    def _layer(self, place: str, maps: Tensor, preset: Preset) -> LayerMap:
-        by_image = self._unfolded(maps)  # [images, heads, rows, cols, T]
-        grid = by_image.shape[2], by_image.shape[3]
-        level = level_grids(self.latent_size, self.levels).index(grid)
-        kept = by_image if preset.each_head else by_image.mean(1)
-        return LayerMap(place, level, by_image.shape[1], kept.float().cpu())
-
     def _unfolded(self, maps: Tensor) -> Tensor:
         if self.images is None:
             raise InvalidValueError(
@@ -171,13 +151,6 @@ class FoldedMaps:
 
     def _refining(self) -> list[Tensor]:
         return [maps for place, maps in self.self_attention if place == PLACE]
-
-    def _affinity(self) -> tuple[Tensor, tuple[int, int]]:
-        # The finest that the store has kept: max_queries limits it.
-        most = max(len(maps[0]) for maps in self._refining())
-        finest = [self._unfolded(m) for m in self._refining() if len(m[0]) == most]
-        mean = sum(m.mean(1).float().cpu() for m in finest) / len(finest)
-        return torch.as_tensor(mean).flatten(1, 2), (finest[0].shape[2], finest[0].shape[3])
 
 
 def folded_maps(

@@ -13,9 +13,9 @@ from ..prompts.tokenizing import Token
 from ..prompts.tokens import Prompt, read_prompt
 from ..prompts.weights import refuse_weights
 from .aggregation import aggregate, finish
-from .folded import Folded, FoldedMaps, Source, StepChoice, folded_maps
+from .folded import Folded, FoldedMaps, StepChoice, folded_maps
 from .heatmaps import Heatmaps
-from .layermaps import LayerMaps
+from .layermaps import LayerMaps, Source, layer_maps
 from .presets import Preset, preset_of
 
 
@@ -97,7 +97,7 @@ def heatmaps(
     reading = _Reading.of(drawn, source.branches, tokenizer, prompt, options)
     if isinstance(source, FoldedMaps):
         source = source.of_images(len(reading.given))
-    return heatmaps_of(source, source.layer_maps(chosen), chosen, reading.prompts(source))
+    return heatmaps_of(source, layer_maps(source, chosen), chosen, reading.prompts(source))
 
 
 def drawn_in(store: Source, passes: Sequence[int], prompt: Any) -> DrawnPrompts | None:

@@ -1,17 +1,21 @@
+"""`LayerMaps`: the maps of a run's layers, as `aggregation` reads them, from any `Source`."""
+
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from ..follow.passes import CaptureError
-from ..keep.map_store import CapturedMaps
+from ..errors import CaptureError
+from ..follow.drawn import DrawnPrompts
+from ..follow.text_watch import TextsOfRun
 from ..models.denoiser_call import Size
-from ..models.layers import TEXT_KINDS, AttentionLayer
-from .presets import Preset
+from ..models.guidance import Branch
+from .presets import Preset, preset_of
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -100,142 +104,63 @@ def halved(maps: Tensor) -> Tensor:
     return maps.to("cpu", torch.float16).contiguous()
 
 
+class Source(Protocol):
+    """Maps of a run and their texts: a :class:`sdattn.MapStore`, or an attached store's."""
+
+    @property
+    def drawn(self) -> DrawnPrompts | None: ...
+    @property
+    def texts(self) -> TextsOfRun: ...
+    @property
+    def images(self) -> int | None: ...
+    @property
+    def branches(self) -> tuple[Branch, ...]: ...
+    @property
+    def n_text(self) -> int | None: ...
+    @property
+    def n_keys(self) -> int | None: ...
+    @property
+    def tokens(self) -> tuple[int, ...] | None: ...
+    @property
+    def frames(self) -> tuple[int, ...] | None: ...
+    @property
+    def is_refined(self) -> bool:
+        """True if the maps were spread while the model ran."""
+
+    def text_maps(self, preset: Preset) -> tuple[dict[str, LayerMap], int]:
+        """Return the map of each layer that sees the text, as a preset reads it, and the number of
+        passes averaged; raise CaptureError if it reads more than there is."""
+
+    def self_maps(self, preset: Preset) -> list[Tensor]:
+        """Return the self-attention that a refining preset spreads along, a map for each layer of
+        the finest grid, ``[images, (frames,) rows, cols, N]``."""
+
+    def read_passes(self, preset: Preset) -> Sequence[int]:
+        """Return the passes of the run, counted from 0, that a preset reads."""
+
+
 def layer_maps(
-    store: CapturedMaps, preset: Preset, self_attention: CapturedMaps | None = None
+    source: Source, preset: str | Preset, self_attention: Source | None = None
 ) -> LayerMaps:
-    """Return the maps of a store's layers, averaged over heads and steps as the preset says;
-    ``self_attention`` is the store for refining, by default the same. Raise CaptureError if it
+    """Return the maps of a run's layers, averaged over heads and steps as the preset says;
+    ``self_attention`` is the source for refining, by default the same. Raise CaptureError if it
     holds no layer that sees the text, or only means of what the preset reads one by one."""
-    _check_kept(store, preset)
-    ran = [layer for layer in store.layers if layer.name in store.maps]
-    texts = [layer for layer in ran if layer.kind in TEXT_KINDS]
-    found = {layer.name: _of_layer(store, layer, preset) for layer in texts}
-    if not found and store.stopped is not None:
-        raise CaptureError(
-            f"The run was stopped {store.stopped}, before the steps {store.steps} that were to be "
-            'kept. Capture all of them, steps="mean" or "all".'
-        )
-    if not found:
-        raise CaptureError(
-            "There are no maps of cross- or joint attention, and only those have token columns. "
-            'Capture with kinds=("cross", "joint") and run the pipeline inside the with block.'
-        )
-    # Which steps the preset reads is known only from the passes that ran.
-    columns = store.tokens or tuple(range(store.n_keys or 0))
-    passes = len(read_steps(store, preset))
-    if preset.refine is None or store.keep.refine:
+    preset = preset_of(preset)
+    found, passes = source.text_maps(preset)
+    columns = source.tokens or tuple(range(source.n_keys or 0))
+    if preset.refine is None or source.is_refined:
         return LayerMaps(found, columns, passes)
-    affinity, grid = _affinity(self_attention or store, preset)
+    affinity, grid = _affinity((self_attention or source).self_maps(preset))
     return LayerMaps(found, columns, passes, affinity=affinity, affinity_grid=grid)
 
 
-def _check_kept(store: CapturedMaps, preset: Preset) -> None:
-    missing = []
-    queries = store.keep.queries
-    if queries.cells is not None or queries.in_text:
-        raise CaptureError(
-            "This store's maps have no columns of words: it was captured with queries= of its own. "
-            "Read store.spots() for cells, store.maps for the text's attention to itself."
-        )
-    if preset.each_head and not store.keep.heads.every:
-        missing.append('heads="all"')
-    if preset.steps == "last" and not (store.keep.steps.last or store.keep.steps.every):
-        missing.append('steps="last"')
-    if preset.among_words and store.keep.among is None:
-        missing.append("among=[...], the columns of each image's words, <sos> and <eos>")
-    if preset.needs_all_columns and store.tokens is not None:
-        missing.append("tokens=None")
-    if preset.space != store.keep.space:
-        missing.append(f"space={preset.space!r}")
-    uneven = store.uneven() if preset.steps == "sum" else []
-    if uneven:
-        raise CaptureError(
-            f"The preset {preset.name!r} adds up steps, but {len(uneven)} layers did not "
-            f"run in all of them, for example {uneven[0]}. Disable the cache that skips it."
-        )
-    if missing:
-        raise CaptureError(
-            f"The preset {preset.name!r} reads what this store has not kept. Capture with "
-            f"{', '.join(missing)}; `generate()` with `preset={preset.name!r}` does so by itself."
-        )
-
-
-def _of_layer(store: CapturedMaps, layer: AttentionLayer, preset: Preset) -> LayerMap:
-    maps = over_steps(store, layer.name, store.maps[layer.name], preset)
-    heads = store.keep.heads
-    if heads.each and not preset.each_head:
-        maps = maps.mean(1)
-    return LayerMap(
-        layer.place,
-        layer.level,
-        heads=heads.used(layer.heads),
-        maps=maps.float().cpu(),
-        is_video=store.is_video,
-    )
-
-
-def kept_passes(store: CapturedMaps) -> list[int]:
-    """Return the passes of the run, counted from 0, of which maps are kept."""
-    return [number for number in range(len(store.passes)) if store.keeps(number)]
-
-
-def read_steps(store: CapturedMaps, preset: Preset) -> list[int]:
-    """Return the positions on the steps axis (or the passes) that a preset reads."""
-    kept = kept_passes(store)
-    if store.keep.steps.last or preset.steps == "last":
-        return [len(kept) - 1]
-    part = preset.part
-    if part is None or not store.keep.steps.every:  # a list of steps was chosen
-        return list(range(len(kept)))
-    positions = [store.passes[i].position for i in kept]
-    read = [i for i, at in enumerate(positions) if at is None or part.holds(at)]
-    return read or list(range(len(kept)))
-
-
-def read_passes(store: CapturedMaps, preset: Preset) -> list[int]:
-    """Return the passes of the run, counted from 0, that the preset reads."""
-    kept = kept_passes(store)
-    if store.keep.steps.each or store.keep.steps.last:
-        return [kept[i] for i in read_steps(store, preset)]
-    return kept
-
-
-def over_steps(store: CapturedMaps, name: str, maps: Tensor, preset: Preset) -> Tensor:
-    """Average maps ``[images, steps, ...]`` over steps; raise CaptureError if none ran."""
-    if not store.keep.steps.each:
-        return maps
-    read = read_passes(store, preset)
-    # A cache may have skipped the layer in some of them.
-    places = [place for place, call in enumerate(store.seen[name]) if call in read]
-    if not places:
-        raise CaptureError(
-            f"The preset {preset.name!r} reads steps in which {name} did not run. Disable the "
-            "cache that skipped it, or leave it out (layers=…)."
-        )
-    return maps[:, places].mean(1)
-
-
-def _affinity(store: CapturedMaps, preset: Preset) -> tuple[Tensor, Size]:
-    """Return the mean of the finest self-attention layers that the store holds, and their grid."""
-    held = [layer for layer in store.layers if layer.kind == "self" and layer.name in store.maps]
-    if not held:
-        raise CaptureError(
-            "`refine='self'` spreads the maps along the self-attention, and this store holds none. "
-            "Capture a UNet with kinds=('cross', 'self') and the layers of "
-            "sdattn.maps.aggregation.refining(pipe), joint attention with refine='self'; "
-            "`generate()` does so by itself."
-        )
-    finest = min(layer.level for layer in held)
+def _affinity(maps: Sequence[Tensor]) -> tuple[Tensor, Size]:
+    """Return the mean of self-attention maps of one grid, and that grid."""
     total: Tensor = torch.zeros(())
-    grid: Size = ()
-    finest_layers = [layer for layer in held if layer.level == finest]
-    for layer in finest_layers:
-        store.sums[layer.name].check_owners()
-        maps = over_steps(store, layer.name, store.maps[layer.name], preset)
-        maps = maps.mean(1) if store.keep.heads.each else maps  # [images, (frames,) rows, cols, N]
-        grid = tuple(maps.shape[1:-1])
-        total = total + maps.float().cpu()
-    mean = total / len(finest_layers)
+    for one in maps:
+        total = total + one.float().cpu()
+    mean = total / len(maps)
+    grid = tuple(mean.shape[1:-1])
     if mean.shape[-1] == math.prod(grid):
         return mean.flatten(1, -2), grid
     if len(grid) < 3:
@@ -250,22 +175,6 @@ def _affinity(store: CapturedMaps, preset: Preset) -> tuple[Tensor, Size]:
             "some. Capture without `frames`."
         )
     return mean.flatten(2, 3), grid[-2:]  # each frame attends to itself alone
-
-
-def spot_maps(store: CapturedMaps) -> Tensor:
-    """Return the mean over layers, heads and steps, ``[images, cells, (frames,) rows, cols]``."""
-    several = store.keep.steps.each + store.keep.heads.each
-    layers = []
-    for name in store.maps:
-        maps = store.maps[name].detach().float().cpu()
-        maps = maps.flatten(1, several).mean(1) if several else maps
-        # a share of a coarser grid's cell is spread over several cells of a finer one
-        layers.append(maps.movedim(-1, 1) * (maps.shape[-3] * maps.shape[-2]))
-    if not layers:
-        raise CaptureError("The store holds no maps. Run the pipeline inside the with block.")
-    size = max(((m.shape[-2], m.shape[-1]) for m in layers), key=lambda size: size[0] * size[1])
-    mean = torch.stack([resize_maps(maps, size) for maps in layers]).mean(0)
-    return mean / (size[0] * size[1])
 
 
 def resize_maps(maps: Tensor, size: tuple[int, int], mode: str = "bilinear") -> Tensor:

@@ -17,10 +17,11 @@ from ..files.videos import Video
 from ..keep.keep import Keep, Steps
 from ..loading.options import device_of, options_of
 from ..maps.capture import MapStore, capture_kept
+from ..maps.captured import spot_maps
 from ..maps.details import details_of
 from ..maps.from_stores import check_texts, heatmaps_of
 from ..maps.heatmaps import Heatmaps
-from ..maps.layermaps import LayerMaps, read_steps, spot_maps
+from ..maps.layermaps import LayerMaps
 from ..maps.presets import Preset
 from ..maps.requirements import kept_columns
 from ..models.demos import model_name
@@ -164,8 +165,7 @@ def _image_runs(order: Order, drawn: _Drawn, maps: _Maps) -> list[ImageRun]:
     """Collect what ``run.json`` says, and give each image a run of its own, with views into the
     tensors of the whole batch."""
     store = drawn.stores["prompt"]
-    is_refined = store.keep.refine is not None
-    columns = kept_columns(order.preset, order.prompts, is_refined)
+    columns = kept_columns(order.preset, order.prompts, store.is_refined)
     has_no_padding = columns and store.tokens == tuple(columns)
     image_runs = []
     for i, settings in enumerate(_settings_of_each(order, drawn)):
@@ -184,7 +184,7 @@ def _image_runs(order: Order, drawn: _Drawn, maps: _Maps) -> list[ImageRun]:
             video=drawn.videos[i] if drawn.videos else None,
         )
         if has_no_padding:  # its own columns, whatever is drawn with it
-            own_columns = kept_columns(order.preset, [heatmaps.prompt], is_refined)
+            own_columns = kept_columns(order.preset, [heatmaps.prompt], store.is_refined)
             image_run = image_run.keep(own_columns or ())
         image_runs.append(image_run)
     return image_runs
@@ -223,9 +223,7 @@ def _common_settings(order: Order, store: MapStore) -> RunSettings:
     pipe = order.facts.pipe
     stopped = store.stopped
     if stopped is not None:
-        steps = [number for number in range(len(store.passes)) if store.keeps(number)]
-        read = tuple(steps[place] for place in read_steps(store, order.preset))
-        stopped = replace(stopped, kept=read)
+        stopped = replace(stopped, kept=tuple(store.read_passes(order.preset)))
         stopped.tell()
     plain = (str, int, float, bool, type(None))
     in_json = {name: value for name, value in order.options.items() if isinstance(value, plain)}

@@ -32,7 +32,7 @@ def by_head(call: AttentionCall, batch: int, size: Size) -> AttentionCall | str:
 
 def attended_by(call: AttentionCall, place: Placed) -> Attended:
     """Return what a call's image attended to. A plain one of all its keys may wait for its pass to
-    end, see :mod:`sdattn.keep.queue`."""
+    end, see :mod:`sdattn.keep.sums`."""
     is_whole = call.shape[2:] == (place.image.stop, place.keys.stop) and place.keys.start == 0
     known = (call.probs, call.mask, call.logsumexp, call.scale)
     if is_whole and all(value is None for value in known):

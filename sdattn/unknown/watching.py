@@ -20,7 +20,7 @@ from ..follow.pass_reader import PassReader
 from ..follow.passes import CaptureWarning, Pass
 from ..keep.keep import Keep
 from ..keep.map_store import CapturedMaps
-from ..keep.running_sums import RunningSum
+from ..keep.sums import Sum
 from ..look.attended import FramesTogether
 from ..look.sdpa import kernel_name, no_softmax
 from ..models.denoiser_call import unwrapped
@@ -71,7 +71,7 @@ def watch_unknown(
             watch.follow_every_module(installed)
             yield store
         finally:
-            store.end_pass()
+            store.drop_pass()
             watch.close()
         watch.check()
     if store.checks_itself:
@@ -155,7 +155,7 @@ class UnknownWatch(Subscriber):
         self.calls.follow(self.hooks, chosen)
 
     def begin_pass(self, begun: Pass) -> None:
-        self.store.end_pass()
+        self.store.drop_pass()  # one that an error broke off
         if self.modules and self.is_known and self.calls.only is None:
             self._follow_found_modules()
         self.calls.doubtful.clear()  # of a pass that broke off
@@ -297,7 +297,7 @@ class UnknownWatch(Subscriber):
             )
         return self.places[key]
 
-    def _sum_of(self, seen: SeenCall, place: Placed, heads: int) -> RunningSum | None:
+    def _sum_of(self, seen: SeenCall, place: Placed, heads: int) -> Sum | None:
         """Return the layer's maps, new ones if it runs for the first time; None if it was not asked
         for."""
         name = seen.name(place.kind)

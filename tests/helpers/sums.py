@@ -4,7 +4,7 @@ import torch
 
 from sdattn.follow.passes import Pass
 from sdattn.keep.keep import Keep
-from sdattn.keep.running_sums import RunningSum
+from sdattn.keep.sums import Sum
 from sdattn.models.layers import AttentionLayer
 
 
@@ -16,7 +16,7 @@ def running_pass(batch=2, rows=None, size=(2, 2), n_text=0):
 def running_sum(*, kind="cross", running=None, **keep):
     """Of a layer called ``"layer"``, in a pass of two rows with cells 2 by 2."""
     layer = AttentionLayer("layer", "mid", kind, 0, 3, None)
-    found = RunningSum(layer, Keep.of(**keep))
+    found = Sum(layer, Keep.of(**keep))
     found.running = running_pass() if running is None else running
     return found
 

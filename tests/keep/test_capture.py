@@ -348,15 +348,40 @@ def test_what_is_known_of_the_model_is_looked_up_when_capture_begins(monkeypatch
 
 
 @torch.no_grad()
-def test_a_pass_that_broke_off_is_not_gone_on_with_in_the_next(tiny_unet):
-    """Which is not kept: the layers that came after the break have no map, the others one."""
-    given = torch.randn(1, 77, 32)
-    with pytest.warns(CaptureWarning, match="9 of 16 watched layers never ran.*up_blocks"):
-        with capture(tiny_unet, steps=[0]) as store:
-            hook = tiny_unet.up_blocks[1].register_forward_pre_hook(lambda *_: 1 / 0)
-            with pytest.raises(ZeroDivisionError):
-                tiny_unet(torch.randn(1, 4, 8, 8), 7, given)
-            hook.remove()
-            tiny_unet(torch.randn(1, 4, 8, 8), 6, given)
-    assert {name.partition(".")[0] for name in store.maps} == {"down_blocks", "mid_block"}
-    assert {maps.shape[1] for maps in store.maps.values()} == {1}
+def passes_of(unet, broken, **options):
+    """The store of three calls; those with these numbers end in an error, and are made again."""
+    texts = torch.Generator().manual_seed(0)
+    given = torch.randn(1, 77, 32, generator=texts)
+    with torch.no_grad(), capture(unet, **options) as store:
+        for number in range(3):
+            sample = torch.randn(1, 4, 16, 16, generator=torch.Generator().manual_seed(number))
+            if number in broken:
+                hook = unet.up_blocks[1].register_forward_pre_hook(lambda *_: 1 / 0)
+                with pytest.raises(ZeroDivisionError):
+                    unet(-sample, 900 - number, given)
+                hook.remove()
+            unet(sample, 900 - number, given)
+    return store
+
+
+@pytest.mark.parametrize("broken", [(0,), (0, 2)], ids=str)
+@pytest.mark.parametrize("options", [{}, {"steps": "all"}, {"steps": [1, 2], "heads": "all"}])
+def test_a_pass_that_did_not_end_adds_nothing(tiny_unet, broken, options):
+    right = passes_of(tiny_unet, (), **options)
+    found = passes_of(tiny_unet, broken, **options)
+    assert found.timesteps == right.timesteps == [900, 899, 898]
+    assert found.seen == right.seen and len(found.maps) == 16
+    for name, maps in right.maps.items():
+        torch.testing.assert_close(found.maps[name], maps, atol=1e-6, rtol=0)
+
+
+def test_a_sum_that_has_a_pass_that_did_not_end_says_so_when_it_is_read(tiny_unet):
+    """Held in float64, layers do not wait for their pass to end."""
+    right = passes_of(tiny_unet, (), dtype=torch.float64)
+    store = passes_of(tiny_unet, (2,), dtype=torch.float64)
+    for name, maps in right.maps.items():
+        if name.startswith("up_blocks"):  # they never ran in it
+            assert torch.equal(store.maps[name], maps)
+        else:
+            with pytest.raises(CaptureError, match=f"error after {name} had run.*steps='all'"):
+                store.maps[name]

@@ -7,7 +7,7 @@ from helpers.tiny_pipelines import make_unet
 
 from sdattn import capture
 from sdattn.attention.device_copies import HostCopy, travels
-from sdattn.keep import running_sums as held_module
+from sdattn.keep import sums as held_module
 from sdattn.look.attended import GivenProbs
 
 STEPS = ["mean", "last", "all"]

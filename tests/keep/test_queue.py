@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from sdattn import CaptureError, CaptureWarning, capture
 from sdattn.attention import plain
-from sdattn.keep import queue
+from sdattn.keep import sums as queue
 from sdattn.look.attended import Projected
 from sdattn.models.layers import find_layers
 

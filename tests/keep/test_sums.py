@@ -7,7 +7,7 @@ import torch
 from helpers.sums import probabilities, running_pass, running_sum
 
 from sdattn import CaptureError
-from sdattn.keep.running_sums import MapsByLayer
+from sdattn.keep.map_store import MapsByLayer
 from sdattn.look.attended import GivenProbs
 
 CALLS = [probabilities(seed) for seed in range(3)]
@@ -42,7 +42,7 @@ def on_grid(maps):
 def test_what_is_held_is_what_was_asked_for(keep, expected, moved):
     held = running_sum(**keep, **moved)
     torch.testing.assert_close(told(held), on_grid(expected), atol=1e-6, rtol=0)
-    assert held.calls == 3 and held.keys == 5 and held.grid == (2, 2)
+    assert held.calls == 3 and held.part.keys == 5 and held.part.grid == (2, 2)
     per_step = keep.get("steps") == "all"
     assert sum(t.numel() for t in held.tensors()) == expected.numel()
     assert len(held.tensors()) == (3 if per_step else 1)

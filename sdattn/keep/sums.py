@@ -1,0 +1,328 @@
+"""`Sum`: the maps of one layer, added at once or when the model's pass ends: then plain layers only
+hand over query and key while the model runs, and a `Queue` computes what they attended to for all
+layers of one shape together."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeGuard, cast
+
+import torch
+from torch import Tensor
+
+from ..attention.calls import ALL, Rows
+from ..attention.device_copies import HostCopy, travels
+from ..attention.plain import at_a_time
+from ..follow.passes import CaptureError, Pass
+from ..look.attended import Attended, Projected
+from ..look.key_owners import other_owners
+from ..models.layers import AttentionLayer
+from .keep import Keep
+from .layer_part import LayerPart
+
+# Bytes of query and key that wait, by kind of device; more is worked off before the pass ends. On
+# GPUs the bound is not measured yet.
+MAX_QUEUED_BYTES = {"cpu": 8 << 20}
+MAX_QUEUED_BYTES_ELSEWHERE = 64 << 20
+# Numbers in a layer's query and key up to which it waits on a CPU: joining larger ones costs more
+# than it saves (scripts/benchmarks/bench_queue.py).
+SMALL_ON_CPU = 1 << 16
+
+
+_WRITTEN = (
+    "Something wrote into the query or key of {} after the layer had run, and had not done so in "
+    "the first step, so what it attended to is lost. Leave this layer out (layers=…)."
+)
+
+
+def may_wait(attended: Attended) -> TypeGuard[Projected]:
+    """Check whether what a call attended to can be computed later, and is small enough."""
+    if not isinstance(attended, Projected):
+        return False
+    query = attended.query
+    key = attended.key
+    if query.is_inference() or query.requires_grad or key.requires_grad:
+        return False  # no versions are counted; a graph would be held
+    return query.device.type != "cpu" or query.numel() + key.numel() <= SMALL_ON_CPU
+
+
+class Sum:
+    """Maps of one layer: a running sum over passes (or the last pass alone) and over the averaged
+    heads, or a list with one entry per pass.
+
+    A call is added at once, or waits in the ``queue`` for the pass to end. What cannot wait, or is
+    held in another way than as one float32 sum on its device, is added at once.
+
+    Args:
+        layer: layer that the maps belong to.
+        keep: parts to keep.
+
+    Attributes:
+        running: running pass, if it is kept for this layer; else None.
+        seen: passes that were added, in order.
+        part: columns, cells and heads that are kept; None before the layer ran.
+        total: sum of the maps, ``[images, (heads,) N, tokens]``; None before anything is added.
+        steps: maps of each pass, in place of the sum.
+        rows_apart: largest in any call, see :mod:`sdattn.look.key_owners`.
+        may_wait: False if the calls cannot wait, or if somebody writes into the layer's query or
+            key.
+        problem: reason why the sum is not right; "" if it is.
+    """
+
+    def __init__(self, layer: AttentionLayer, keep: Keep, queue: Queue | None = None):
+        self.layer = layer
+        self.keep = keep
+        self.queue = queue or Queue()
+        self.running: Pass | None = None
+        self.seen: list[Pass] = []
+        self.part: LayerPart | None = None
+        self.total: Tensor | None = None
+        self.steps: list[Tensor] = []
+        self.copy = HostCopy()
+        self.rows_apart: dict[str, Tensor] = {}
+        one_by_one = keep.steps.each or keep.heads.each
+        elsewhere = keep.device is not None or keep.held_dtype != torch.float32
+        self._adds_in_place = not (one_by_one or elsewhere or keep.grad or keep.frames is not None)
+        self.may_wait = self._adds_in_place and keep.among is None and not keep.queries.turned
+        self.problem = ""
+
+    @property
+    def calls(self) -> int:
+        """Number of calls added."""
+        return len(self.seen)
+
+    @property
+    def held(self) -> list[Pass]:
+        """Passes whose maps are held, or whose mean is held, in order."""
+        return self.seen[-1:] if self.keep.steps.last else self.seen
+
+    def wanted(self) -> bool:
+        """Check whether the layer's call that begins now is kept."""
+        return self.running is not None
+
+    def take(self, attended: Attended) -> None:
+        """Add the attention of one call of the layer, in the running pass; raise CaptureError for
+        other rows or cells, a second call, or missing columns or heads."""
+        if torch.is_grad_enabled() and not self.keep.grad:
+            with torch.no_grad():
+                self.take(attended)
+            return
+        running = self.running
+        assert running is not None
+        if attended.batch != running.batch:
+            raise CaptureError(
+                f"{self.layer.name} ran on {attended.batch} rows in a pass of {running.batch}, so "
+                "which image each row belongs to is not known. Leave this layer out (layers=…)."
+            )
+        for kind, apart in attended.rows_apart.items():
+            before = self.rows_apart.get(kind, apart)
+            self.rows_apart[kind] = before.fmax(apart) if before.shape == apart.shape else apart
+        rows = running.kept or ALL
+        if self.may_wait and running.frame_rows == 1 and may_wait(attended):
+            part = self._check(attended, running)
+            self.queue.put(self, part, attended, rows)
+            self.seen.append(running)
+        else:  # rows of the other branch are dropped before anything is computed
+            self.add(attended if rows == ALL else attended.of_rows(rows))
+
+    def add(self, attended: Attended) -> None:
+        """Add the attention of one call's kept rows now."""
+        running = self.running
+        assert running is not None
+        part = self._check(attended, running)
+        self.add_now(part, part.shown(attended))
+        self.seen.append(running)
+
+    def _check(self, attended: Attended, running: Pass) -> LayerPart:
+        """Return what is kept of a call, fixed at the first; refuse one on other cells, or a second
+        one in a pass. In a custom model one module may be several layers."""
+        if running.n_text and self.seen and self.seen[-1] is running:
+            raise CaptureError(called_twice(self.layer.name))
+        if self.part is None:
+            self.part = LayerPart(self.layer, self.keep, attended, running)
+        else:
+            self.part.check(attended)
+        return self.part
+
+    def add_now(self, part: LayerPart, attended: Attended) -> None:
+        """Add what is shown of a call to the sum, or to the list of maps."""
+        keep = self.keep
+        if self._adds_in_place:
+            total = None if keep.steps.last else self.total
+            self.total = attended.add_to(total, part.columns)
+            return
+        step = part.map_of(attended)
+        if keep.steps.each and part.heads > 1:
+            step = step / part.heads
+        # On its way from a GPU a map is not waited for until the next.
+        if not keep.grad and travels(step, keep.device):
+            self._receive()
+            self.copy.send(step.to(keep.held_dtype))
+        else:
+            self._hold(step.to(device=keep.device, dtype=keep.held_dtype))
+
+    def _hold(self, step: Tensor) -> None:
+        if self.keep.steps.each:
+            self.steps.append(step)
+        elif self.total is None or self.keep.steps.last:
+            self.total = step
+        elif self.keep.grad:
+            self.total = self.total + step
+        else:
+            self.total.add_(step)
+
+    def _receive(self) -> None:
+        """Add the maps that are on their way from a GPU, out of their pinned memory."""
+        sent = self.copy.take()
+        if sent is not None:
+            is_added = self.total is not None and not self.keep.steps.last
+            self._hold(sent if is_added else sent.clone())
+
+    def tensors(self) -> list[Tensor]:
+        """Return what is held."""
+        self.queue.work_off()
+        self._receive()
+        return self.steps if self.total is None else [self.total]
+
+    def map(self) -> Tensor:
+        """Return ``[images, (steps,) (heads,) (frames,) rows, cols, tokens]``."""
+        held = self.tensors()
+        part = self.part
+        assert part is not None
+        if self.problem:
+            raise CaptureError(self.problem)
+        if self.keep.steps.each:
+            maps = torch.stack(held, dim=1)
+        else:
+            maps = held[0] / (part.heads * len(self.held))
+        return maps.to(self.keep.dtype).unflatten(-2, part.grid)
+
+    def drop(self, broken: Pass) -> None:
+        """Take back what was added in a pass that did not end."""
+        if not (self.seen and self.seen[-1] is broken):
+            return
+        self.seen = [one for one in self.seen if one is not broken]
+        self._receive()
+        if self.keep.steps.each:
+            del self.steps[len(self.seen) :]
+        elif not self.seen:
+            self.total = None
+        else:
+            self.problem = (
+                f"A call of the model ended in an error after {self.layer.name} had run, and its "
+                "map is in one sum with other calls'. Enter capture() again for a whole "
+                "run, or keep each step (steps='all')."
+            )
+
+    def check_owners(self) -> None:
+        """Raise CaptureError if a row attended to another row's keys."""
+        if problem := other_owners(self.layer.name, self.rows_apart):
+            raise CaptureError(problem)
+
+
+@dataclass
+class _Entry:
+    """One call of a layer: where it is added, and the versions of its query and key."""
+
+    layer_sum: Sum
+    part: LayerPart
+    attended: Projected
+    rows: Rows
+    versions: list[int]
+    is_added: bool  # only watched for somebody who writes into its query or key
+
+
+class Queue:
+    """Calls that wait to be added to their layers' sums.
+
+    A query or key that somebody writes into while it waits (rotary embeddings in place, say) would
+    make a wrong map. So each layer's first call is added at once, and watched; a layer that was
+    written into then is never queued.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: list[_Entry] = []
+        self._bytes = 0
+        self._groups: dict[tuple[str, ...], Tensor] = {}  # sums by their layers' names
+
+    def put(self, layer_sum: Sum, part: LayerPart, attended: Projected, rows: Rows) -> None:
+        """Add some rows of a call to its layer's sum: at once if it is the layer's first, else
+        later."""
+        is_first = layer_sum.total is None
+        if is_first:
+            layer_sum.add_now(part, attended.of_rows(rows))
+        query = attended.query
+        key = attended.key
+        versions = [query._version, key._version]
+        self._waiting.append(_Entry(layer_sum, part, attended, rows, versions, is_first))
+        self._bytes += query.nbytes + key.nbytes
+        if self._bytes > MAX_QUEUED_BYTES.get(query.device.type, MAX_QUEUED_BYTES_ELSEWHERE):
+            self.work_off()
+
+    def work_off(self) -> None:
+        """Add what waits; between two passes nothing does."""
+        waiting = self._waiting
+        self._waiting = []
+        self._bytes = 0
+        groups: dict[object, list[_Entry]] = defaultdict(list)
+        for entry in waiting:
+            attended = entry.attended
+            if [attended.query._version, attended.key._version] != entry.versions:
+                entry.layer_sum.may_wait = False
+                if not entry.is_added:
+                    entry.layer_sum.problem = _WRITTEN.format(entry.layer_sum.layer.name)
+            elif not entry.is_added:
+                shape = attended.query.shape, attended.key.shape, attended.heads
+                kind = attended.query.dtype, attended.query.device, repr(entry.rows)
+                groups[shape, kind, entry.part.columns].append(entry)
+        for entries in groups.values():
+            self._add(entries)
+
+    def drop(self) -> None:
+        """Forget what waits: its pass did not end."""
+        waiting = self._waiting
+        self._waiting = []
+        self._bytes = 0
+        for entry in waiting:
+            if not entry.is_added:
+                entry.layer_sum.seen.pop()
+
+    @torch.no_grad()
+    def _add(self, entries: Sequence[_Entry]) -> None:
+        """Add calls of one shape, as the rows of one call."""
+        attended = entries[0].attended
+        rows = entries[0].rows
+        layer_sums = [entry.layer_sum for entry in entries]
+        part = entries[0].part
+        held = [cast(Tensor, one.total) for one in layer_sums]  # each layer's first call made it
+        images = held[0].shape[0]
+        each = images * attended.heads * attended.cells * attended.keys
+        if len(entries) == 1 or 2 * each > at_a_time(attended.query.device):
+            for entry in entries:
+                entry.layer_sum.add_now(part, entry.attended.of_rows(rows))
+            return
+        names = tuple(one.layer.name for one in layer_sums)
+        sums = self._groups.get(names)
+        for own in held:
+            if own._base is not sums:
+                sums = None
+        if sums is None:
+            sums = torch.cat(held)
+            for one, own in zip(layer_sums, sums.split(images), strict=True):
+                one.total = own
+            others = {key: one for key, one in self._groups.items() if set(key).isdisjoint(names)}
+            self._groups = {**others, names: sums}
+        if layer_sums[0].keep.steps.last:
+            sums.zero_()
+        Projected.joined([entry.attended for entry in entries], rows).add_to(sums, part.columns)
+
+
+def called_twice(name: str) -> str:
+    """Return the message for a layer whose columns belong to more than one text."""
+    return (
+        f"{name} was called twice in one pass of the model (regional prompting does so, with a "
+        "text for each region), so which text its columns are of is not known. Turn that off, or "
+        "leave this layer out (layers=…)."
+    )
