@@ -119,8 +119,9 @@ def figure(
     style = Style(cmap, width, show_axes, own_scale, colorbar)
     runs = []
     for shown in (run, *others):
-        is_still = kind == "frames" or shown.video is None
-        runs.append(shown if is_still else shown.frame(shown.video.middle))
+        if kind != "frames" and shown.video is not None:
+            shown = shown.frame(shown.video.middle)
+        runs.append(shown)
     rows, preset = _compared(runs, words) if others else _KINDS[kind](runs[0], words)
     drawn = []
     for row in rows:

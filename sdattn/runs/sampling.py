@@ -223,8 +223,7 @@ def _common_settings(order: Order, store: MapStore) -> RunSettings:
     pipe = order.facts.pipe
     stopped = store.stopped
     if stopped is not None:
-        read = tuple(store.read_passes(order.preset))
-        stopped = replace(stopped, kept=read)
+        stopped = replace(stopped, kept=tuple(store.read_passes(order.preset)))
         stopped.tell()
     plain = (str, int, float, bool, type(None))
     in_json = {name: value for name, value in order.options.items() if isinstance(value, plain)}
