@@ -197,7 +197,7 @@ class AttentionStore(StoreSteps):
             return attn
         if attachment is None:
             self.begin_place(place_in_unet)
-        in_pass = attachment is not None and attachment.follower.in_call
+        in_pass = attachment is not None and attachment.run.in_call
         n_calls = self.num_att_layers
         n_uncond = self.num_uncond_att_layers
         is_first = not self._is_second_pass if in_pass else self.cur_att_layer < n_uncond
@@ -220,8 +220,8 @@ class AttentionStore(StoreSteps):
             problem = self._problem or self.attachment.problem(self)
         if problem:
             raise CaptureError(f"This {type(self).__name__} did not see the whole run: {problem}")
-        if self.attachment is not None:
-            self.attachment.follower.strays.tell()
+        if self.attachment is not None and (strays := self.attachment.run.doubts.take_strays()):
+            warn(strays, CaptureWarning)
         repeated = self.repeats.found()
         # Attend-and-Excite runs the prompt again and again, and reads the last step alone
         is_told = self.guidance == "passes" or self._num_uncond > 0

@@ -23,7 +23,7 @@ from .facts import (
     size_unit,
 )
 from .finite import watch_finite
-from .guiders import guider_of
+from .guidance import guider_of
 from .layers import held_model
 from .pipeline import Options, Pipeline
 from .threads import few_threads, warn_of_slow_steps

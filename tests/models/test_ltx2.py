@@ -13,7 +13,8 @@ from helpers.small_images import new_image
 
 from sdattn import CaptureError, capture, generate
 from sdattn.models.facts import default_frames, frame_rate
-from sdattn.models.families import guidance_of, reader_of
+from sdattn.models.families import reader_of
+from sdattn.models.guidance import guidance_of
 from sdattn.models.layers import find_layers
 from sdattn.models.reading import read_prompts
 from sdattn.models.shortcomings import shortcomings
