@@ -20,9 +20,9 @@ FAULTS = [
     ),
     Fault(
         "models/running_call.py",
-        "if first is not owner and not (isinstance(first, tuple) and first[:1] == (owner,)):",
-        "if first is None:",
-        "a method of another object is taken for the callback",
+        "is_named and owner is not None and _first(frame) is owner",
+        "is_named and owner is not None",
+        "the call of another pipeline is taken for this one's",
         ("models/test_running_call.py",),
     ),
     Fault(

@@ -9,20 +9,17 @@ from torch import nn
 
 from ..attention.joint_processor import Spans
 from ..errors import InvalidValueError
-from ..follow.drawn import DrawnPrompts, PromptWatch
-from ..follow.follower import Follower, Subscriber
-from ..follow.installer import Installation, put_innermost
+from ..follow.drawn import DrawnPrompts
+from ..follow.installer import put_innermost
 from ..follow.pass_options import Guidance
-from ..follow.pass_reader import PassReader
 from ..follow.passes import Pass
+from ..follow.run import Subscriber, follow
 from ..follow.text_watch import RepeatedCalls
 from ..models.denoiser_call import innermost
 from ..models.families.unet import is_unet
 from ..models.guidance import guided_order
 from ..models.layers import Kind, Place
 from ..models.pipeline import Pipeline
-from ..models.running_call import running_variables
-from ..models.values import refuse_crop
 from .controlled_layers import (
     calls_in_a_pass,
     check_guidance,
@@ -93,8 +90,8 @@ class Attachment(Subscriber):
                 "AttentionStore(guidance='batch') if the first half of the batch is "
                 "unconditional, guidance=None to keep every row."
             ) from None
-        self._passes = PassReader(denoiser)
-        check_guidance(self._passes, store)
+        self.run = follow(denoiser, hears_texts=True)
+        check_guidance(self.run, store)
         self._levels = denoiser.levels
         known = {
             la.module: _Layer(la.place, la.kind, la.heads, innermost(la.module.processor))
@@ -109,12 +106,10 @@ class Attachment(Subscriber):
         self._is_new_run = False
         self._begin_call()
         self.forget()
-        installed = Installation()
-        self.follower = Follower(denoiser, self._passes, installed)
-        self.follower.subscribe(self)
-        self.follower.follow(denoiser.model)
-        self._prompts = PromptWatch(denoiser, installed)
-        self.close = weakref.finalize(store, installed.remove)
+        store.repeats = self.run.doubts.repeats
+        self.run.subscribe(self)
+        self.run.watch(denoiser.model)
+        self.close = weakref.finalize(store, self.run.installed.remove)
 
     def forget(self) -> None:
         """Forget what was counted in this run."""
@@ -133,11 +128,11 @@ class Attachment(Subscriber):
         known = self._layers.get(layer)
         if known is not None and known.kind != "joint":
             return slice(0, 0), slice(0, 0)
-        return self._passes.shared_spans()
+        return self.run.reader.shared_spans()
 
     def begin_call(self, is_cross: bool) -> bool:
         """Count a call; return True if the store must look at it."""
-        if not self.follower.in_call:
+        if not self.run.in_call:
             return True
         if not self._calls:
             self._looks = self._begins()
@@ -148,7 +143,7 @@ class Attachment(Subscriber):
         """Make the store remember rows that are not its batch times a layer's heads."""
         heads = {layer.heads for layer in self._layers.values()}
         fits = batch and rows % batch == 0 and rows // batch in heads
-        if self.follower.in_call and not fits:
+        if self.run.in_call and not fits:
             store.note(
                 f"it was handed {rows} rows for a batch of {batch} and {sorted(heads)} "
                 "heads. Hand it [batch*heads, N, T]."
@@ -157,7 +152,7 @@ class Attachment(Subscriber):
     def problem(self, store: Attachable) -> str:
         """Describe what the store missed in the last run; empty if it saw all."""
         if not self._n_missed:
-            return "" if self._n_seen else str(self.follower.strays)
+            return "" if self._n_seen else self.run.doubts.strays()
         which = f"the last {self._n_missed} passes"
         if self._n_seen:
             which = f"{self._n_missed} of {self._n_missed + self._n_seen} passes"
@@ -197,10 +192,6 @@ class Attachment(Subscriber):
 
     def begin_pass(self, begun: Pass) -> None:
         self._begin_call()
-        store = self._store()
-        call = self._passes.call
-        if begun.order is None and store is not None and call is not None:
-            store.repeats.note(call)
 
     def stray(self, call: Pass) -> None:
         self._begin_call()
@@ -219,7 +210,7 @@ class Attachment(Subscriber):
     def _begins(self) -> bool:
         """Begin a pass when its first layer calls: by then, hooks that set processors have run."""
         store = self._store()
-        begun = self.follower.running
+        begun = self.run.running
         self.is_suspended = is_suspended(self._layers, store)
         if store is None or self.is_suspended:
             return False
@@ -236,17 +227,19 @@ class Attachment(Subscriber):
         if begun.of_no_prompt:
             return False
         if begun.again:
-            store.note(f"{self.follower.step_calls} capture(pipe, step_call=0) keeps one of them.")
+            store.note(
+                f"{self.run.doubts.step_calls()} capture(pipe, step_call=0) keeps one of them."
+            )
         prompts = self._rows(store, begun)
         # if every row is kept, the first may be the negative prompts'
         is_known = store.guidance is not None or prompts == slice(0, begun.batch)
         if not store.cur_step:
-            store.drawn = self._prompts.drawn() if is_known else None
+            store.drawn = self.run.drawn if is_known else None
             try:
-                refuse_crop(running_variables(self._passes.pipeline) or {})
+                self.run.refuse_crop()
             except InvalidValueError as error:
                 store.note(str(error))
-        schedule = self._passes.schedule
+        schedule = self.run.reader.schedule
         store.passes = 1 if schedule is None else len(schedule)
         store.begin_pass(begun, levels=self._levels, places=self._places, prompts=prompts)
         return True
@@ -279,7 +272,9 @@ class Attachment(Subscriber):
                 self._n_missed += 1
         elif self._looks:
             self._n_seen += 1
-            if self._passes.schedule is None:  # a bare model has no runs, so no pass can be missing
+            if (
+                self.run.reader.schedule is None
+            ):  # a bare model has no runs, so no pass can be missing
                 self._n_missed = 0
             self._check_calls(store)
             store.end_pass(self._calls.total())

@@ -348,7 +348,7 @@ class AttentionStore(StepStore, LayerController):
             return attn
         if attachment is None:
             self._step_end.reach(place_in_unet)
-        in_pass = attachment is not None and attachment.follower.in_call
+        in_pass = attachment is not None and attachment.run.in_call
         if not self._step_end.skips_call(in_pass):
             self._look(attn, is_cross, place_in_unet)
         if self._step_end.ends_with_call(in_pass):
@@ -411,8 +411,8 @@ class AttentionStore(StepStore, LayerController):
             problem = self._problem or self.attachment.problem(self)
         if problem:
             raise CaptureError(f"This {type(self).__name__} did not see the whole run: {problem}")
-        if self.attachment is not None:
-            self.attachment.follower.strays.tell()
+        if self.attachment is not None and (strays := self.attachment.run.doubts.take_strays()):
+            warn(strays, CaptureWarning)
         repeated = self.repeats.found()
         # Attend-and-Excite runs the prompt again and again, and reads the last step alone
         is_told = self.guidance == "passes" or self.num_uncond_att_layers > 0

@@ -12,8 +12,8 @@ from torch import nn
 from ..attention.controlled import ControlledProcessor, Controller
 from ..attention.joining import TEXT, check_layer, unknown_layer
 from ..errors import InvalidTypeError, InvalidValueError, RunError, warn
-from ..follow.pass_reader import PassReader
 from ..follow.passes import CaptureWarning, Pass
+from ..follow.run import Run, follow
 from ..models.denoiser import Denoiser, find_denoiser, joint_order
 from ..models.denoiser_call import innermost
 from ..models.families.unet import is_unet
@@ -72,32 +72,32 @@ def check_weights(layers: Iterable[AttentionLayer]) -> None:
             )
 
 
-def check_guidance(passes: PassReader, controller: object) -> None:
+def check_guidance(run: Run, controller: object) -> None:
     """Raise ValueError if a controller's ``guidance`` contradicts the pipeline's layout."""
-    in_turn = passes.watch is not None and passes.watch.in_turn
+    in_turn = run.reader.watch is not None and run.reader.watch.in_turn
     if in_turn and getattr(controller, "guidance", None) == "passes":
         raise InvalidValueError(
             "guidance='passes' needs a model that runs the negative prompt first, and a "
-            f"{type(passes.pipeline).__name__} runs the prompt first, or both in one batch. Leave "
-            "guidance= out: the pipeline says which pass is which."
+            f"{type(run.reader.pipeline).__name__} runs the prompt first, or both in one batch. "
+            "Leave guidance= out: the pipeline says which pass is which."
         )
 
 
-def passes_of(denoiser: Denoiser, controller: Controller | None) -> PassReader:
-    """Return the reader of a model's passes for a controller."""
+def run_of(denoiser: Denoiser, controller: Controller | None) -> Run:
+    """Return a model's run for a controller."""
     if is_unet(denoiser.model):
         try:
-            return PassReader(denoiser)
+            return follow(denoiser)
         except ValueError:  # unknown guidance layout: every call counts
-            return PassReader(replace(denoiser, pipeline=None))
+            return follow(replace(denoiser, pipeline=None))
     try:
-        passes = PassReader(denoiser)
+        run = follow(denoiser)
     except ValueError as error:
         raise InvalidValueError(
             f"{error} To register a controller, pass the transformer: every row is then shown."
         ) from None
-    check_guidance(passes, controller)
-    return passes
+    check_guidance(run, controller)
+    return run
 
 
 def refuse_broken_step(controller: Controller | None) -> None:

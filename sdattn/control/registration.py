@@ -11,10 +11,8 @@ from ..attention import TorchAttnProcessor, TorchJointProcessor
 from ..attention.controlled import ControlledProcessor, Controller, check_controller
 from ..attention.joint_processor import Queries
 from ..errors import InvalidValueError, RunError, warn
-from ..follow.follower import Follower, Subscriber
-from ..follow.installer import Installation
-from ..follow.pass_reader import PassReader
 from ..follow.passes import CaptureError, CaptureWarning, Pass
+from ..follow.run import Run, Subscriber
 from ..models.denoiser import Denoiser
 from ..models.denoiser_call import Size, innermost, is_compiled, unwrapped
 from ..models.families.unet import is_unet
@@ -26,27 +24,27 @@ from .controlled_layers import (
     check_length,
     check_weights,
     controlled_layers,
-    passes_of,
     refuse_broken_step,
+    run_of,
 )
 
 
 class ControlHandle(Subscriber):
     """A controller registered in a model's attention by
     :func:`sdattn.edit.register_attention_control`; ``by_size`` maps a latent's size to its layers,
-    if they depend on it. ``follower`` tells others of the same runs."""
+    if they depend on it. ``run`` tells others too."""
 
     def __init__(
         self,
         denoiser: Denoiser,
         layers: list[AttentionLayer],
         controller: Controller | None,
-        passes: PassReader,
+        run: Run,
         by_size: Callable[[Size], list[AttentionLayer]] | None = None,
     ):
         self.controller = controller
         self._denoiser = denoiser
-        self._reader = passes
+        self.run = run
         self._by_size = by_size
         self._size = Size()
         self._processors: dict[AttentionLayer, ControlledProcessor] = {}
@@ -55,12 +53,11 @@ class ControlHandle(Subscriber):
         self._entered = False
         # Should any layer refuse its processor, those before it get theirs back.
         with ExitStack() as undo:
-            self._installed = undo.enter_context(Installation())
+            self._installed = undo.enter_context(run.installed)
             self._installed.run_eagerly(denoiser.model)
             self.put(layers)
-            self.follower = Follower(denoiser, passes, self._installed)
-            self.follower.subscribe(self)
-            self.follower.follow(denoiser.model)
+            run.subscribe(self)
+            run.watch(denoiser.model)
             undo.pop_all()
 
     def put(
@@ -74,7 +71,7 @@ class ControlHandle(Subscriber):
                 processor = TorchJointProcessor(
                     self.controller,
                     layer.place,
-                    spans=self._reader.shared_spans,
+                    spans=self.run.reader.shared_spans,
                     image=image,
                     queries=queries,
                 )
@@ -130,9 +127,7 @@ class ControlHandle(Subscriber):
 
     def _warn_if_unused(self) -> None:
         name = type(self.controller).__name__
-        strays = str(self.follower.strays)
-        problem = strays
-        self.follower.strays.forget()
+        strays = problem = self.run.doubts.take_strays()
         blend = getattr(self.controller, "local_blend", None)
         has_asked = any(processor.has_asked for processor in self._processors.values())
         if not self._passes and not has_asked:
@@ -145,7 +140,7 @@ class ControlHandle(Subscriber):
                 f"The local_blend of the {name} was never asked. Call the pipeline with "
                 "callback_on_step_end=step_end(controller)."
             )
-        elif not strays and (repeats := str(self.follower.step_calls)):
+        elif not strays and (repeats := self.run.doubts.step_calls()):
             problem = f"{repeats} The {name} was shown each of them, as a pass of its own."
         if problem:
             warn(problem, CaptureWarning)
@@ -204,20 +199,20 @@ class ControlHandle(Subscriber):
     def _tell_store(self, begun: Pass) -> None:
         """Tell a store the facts of a pass, which an attached store already knows."""
         store = self.controller
-        call = self._reader.call
-        if not isinstance(store, AttentionStore) or store.attachment is not None or call is None:
+        if not isinstance(store, AttentionStore) or store.attachment is not None:
             return
+        store.repeats = self.run.doubts.repeats
         if begun.begins_run:
             store.begin_run()
         if begun.again:
-            store.note(f"{self.follower.step_calls} capture(pipe, step_call=0) keeps one of them.")
+            store.note(
+                f"{self.run.doubts.step_calls()} capture(pipe, step_call=0) keeps one of them."
+            )
         if begun.of_no_prompt and not is_unet(self._denoiser.model):
             return
         prompts = None
         with suppress(InvalidValueError):  # a batch of another guidance than the pipeline's
             prompts = begun.prompts
-        if prompts is None:
-            store.repeats.note(call)
         places = tuple(dict.fromkeys(layer.place for layer in self._processors))
         levels = self._denoiser.levels
         store.begin_pass(begun, levels=levels, places=places, prompts=prompts)
@@ -270,7 +265,7 @@ def register_attention_control(
     check_controller(controller)
     denoiser, known = controlled_layers(target)
     chosen = select_layers(known, layers, KINDS)
-    passes = passes_of(denoiser, controller)
+    run = run_of(denoiser, controller)
     for layer in known:  # one that was registered before may be in other layers
         former = getattr(innermost(layer.module.processor), "handle", None)
         if former is not None:
@@ -285,4 +280,4 @@ def register_attention_control(
             CaptureWarning,
         )
     by_size = partial(select_layers, known, layers, KINDS) if needs_size(layers) else None
-    return ControlHandle(denoiser, chosen, controller, passes, by_size=by_size)
+    return ControlHandle(denoiser, chosen, controller, run, by_size=by_size)

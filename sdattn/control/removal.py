@@ -17,10 +17,9 @@ from torch import Tensor
 
 from ..attention.device_copies import index_on
 from ..attention.joint_processor import Queries
-from ..errors import InvalidTypeError, InvalidValueError, OptionError, refuse
-from ..follow.follower import Subscriber
-from ..follow.pass_reader import PassReader
-from ..follow.passes import CaptureError, Pass
+from ..errors import InvalidTypeError, InvalidValueError, OptionError, refuse, warn
+from ..follow.passes import CaptureError, CaptureWarning, Pass
+from ..follow.run import Subscriber, follow
 from ..follow.run_part import RunPart, Span
 from ..look.unknown_processors import is_plain
 from ..models.denoiser import find_denoiser
@@ -90,9 +89,9 @@ class Removal(Subscriber):
 
     def __enter__(self) -> Removal:
         # No layer yet: which of them have a resolution is known once the model runs.
-        self._reader = PassReader(self._denoiser)
-        self._handle = ControlHandle(self._denoiser, [], self, self._reader).__enter__()
-        self._handle.follower.subscribe(self)
+        self._run = follow(self._denoiser)
+        self._handle = ControlHandle(self._denoiser, [], self, self._run).__enter__()
+        self._run.subscribe(self)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
@@ -103,8 +102,8 @@ class Removal(Subscriber):
                 f"{self._passes} times, so columns were removed in fewer steps than asked. Let it "
                 "run to its end."
             )
-        if kind is None:
-            self._handle.follower.strays.tell()
+        if kind is None and (strays := self._run.doubts.take_strays()):
+            warn(strays, CaptureWarning)
 
     def __call__(self, probs: Tensor, _is_cross: bool, place: str) -> None:
         """Edit ``[B*heads, N, T]`` in place, in joint attention a part of the softmax."""
@@ -126,7 +125,7 @@ class Removal(Subscriber):
         if order is None or begun.of_no_prompt:
             return
         if not self._passes:
-            self._check_start(cast(DenoiserCall, self._reader.call), order)
+            self._check_start(cast(DenoiserCall, self._run.reader.call), order)
             # the rest of the schedule if a run starts from an image
             self._expected = getattr(self.pipe, "num_timesteps", len(self.pipe.scheduler.timesteps))
             self._during = self.steps.passes(self._expected)
@@ -141,7 +140,8 @@ class Removal(Subscriber):
         if not begun.again:  # else the same step goes on
             self._passes += 1
         # Asked in each pass, since guidance may end in the middle of a run.
-        if self._passes - 1 in self._during:
+        fits = begun.batch == len(order) * len(self.rows)  # else it is a callback's
+        if self._passes - 1 in self._during and (fits or not begun.again):
             self._edits = self._edits_of(order)
 
     def _edits_of(self, order: Order) -> dict[int, Columns]:

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from ..errors import InvalidTypeError, OptionError, RunError
+from ..follow.doubts import own_calls
 from ..follow.pass_reader import PassReader
-from ..follow.passes import own_calls
 from ..follow.run_part import Span
 from ..inversion.nulltext import frozen, rows_of
 from ..inversion.stand_ins import in_place

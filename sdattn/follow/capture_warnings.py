@@ -5,65 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..errors import CaptureError, warn
+from ..errors import warn
 from ..files.records import Record
-from ..models.denoiser import Denoiser
 from ..models.denoiser_call import innermost, unwrapped
 from ..models.layers import AttentionLayer
-from .pass_reader import PassReader
-from .passes import CaptureWarning, Pass, Strays
-from .text_watch import RepeatedCalls
-
-
-class RunWarnings:
-    """Doubts noted while the model runs, and reported at the end, when reading is free."""
-
-    def __init__(self, denoiser: Denoiser, branch: str, strays: Strays):
-        self.strays = strays
-        self._pipeline = type(denoiser.pipeline).__name__
-        self._is_bare = denoiser.pipeline is None
-        self._is_both = branch == "both"
-        self._of_one_branch = 0  # passes without guidance, where both branches were asked for
-        self._has_kept = False
-        self._repeats = RepeatedCalls()
-
-    def note(self, begun: Pass, passes: PassReader) -> None:
-        """Note a pass that begins now."""
-        self._has_kept |= bool(begun.rows)
-        if self._is_both and not begun.rows and "conditional" in (begun.order or ()):
-            self._of_one_branch += 1
-        if self._is_bare and passes.call is not None:
-            self._repeats.note(passes.call)
-        if (call := passes.running) is not None:
-            call.is_watched = True
-
-    def refuse_strays(self) -> None:
-        """Raise CaptureError if the model was called, for a run that has no pass."""
-        if not str(self.strays):
-            return
-        raise CaptureError(
-            f"No pass of the {self._pipeline} was seen inside capture(). {self.strays} Capture the "
-            "pipeline that runs. Around a loop of your own say where the unconditional rows are, "
-            "capture(pipe, guidance='batch') or guidance=None, or capture the bare model."
-        )
-
-    def tell(self) -> None:
-        """Warn once about what was noted."""
-        texts = [str(self.strays)]
-        if self._has_kept and self._of_one_branch:
-            texts.append(
-                f"Guidance was off in {self._of_one_branch} call(s) of the model, which have no "
-                "negative prompt: branch='both' kept the others alone. Nest two captures, one with "
-                "branch='unconditional', to keep every call of the prompt."
-            )
-        if (timestep := self._repeats.found()) is not None:
-            texts.append(
-                f"The model ran twice at timestep {timestep:g} with other text states, of the "
-                "negative prompt perhaps. Both count as steps of the same images. Say it with "
-                "guidance='passes', or capture the pipeline to tell them apart."
-            )
-        for text in filter(None, texts):
-            warn(text, CaptureWarning)
+from .passes import CaptureWarning
 
 
 def warn_of_image_prompts(layers: Sequence[AttentionLayer]) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from threading import get_ident
+from threading import local
 from typing import Any
 
 from torch import Tensor, nn
@@ -63,10 +63,7 @@ class DrawnPrompts:
         """
         for i, branch, number in self._pairs(branches, len(prompts)):
             got = {name: ids[number].tolist() for name, ids in self.ids[branch].items()}
-            unread = iter(got.values())  # the encoders that give columns are asked in their order
-            # Each list of tokens must be what one of the encoders got, in the order of the
-            # encoders; some encoders give no columns and are passed over.
-            if all(any(_same(tokens, ids) for ids in unread) for tokens in prompts[i].encoded):
+            if _are_read(prompts[i].encoded, list(got.values())):
                 continue
             self._refuse_another(prompts[i].text, branch, number)
             raise InvalidValueError(
@@ -109,17 +106,34 @@ def _gone() -> None:
     """Stand in for a reference to a pipeline that is gone."""
 
 
+def _are_read(encoded: Sequence[Sequence[int]], got: Sequence[Sequence[int]]) -> bool:
+    """Check whether each list of tokens is what one of the encoders got, in the encoders' order;
+    some encoders give no columns and are passed over."""
+    first = 0
+    for tokens in encoded:
+        while first < len(got) and not _same(tokens, got[first]):
+            first += 1
+        if first == len(got):
+            return False
+        first += 1
+    return True
+
+
 def _same(tokens: Sequence[int], got: Sequence[int]) -> bool:
     """Check whether an encoder got these tokens, followed by nothing but padding."""
     return list(got[: len(tokens)]) == list(tokens) and len(set(got[len(tokens) :])) <= 1
 
 
-@dataclass
-class _Heard:
-    """Tokens that each text encoder got within one call of the pipeline, call by call."""
+class _Heard(local):
+    """Tokens that each text encoder got in this thread within the last call of the pipeline."""
 
-    call: object
-    ids: dict[str, list[Tensor]] = field(default_factory=dict)
+    def __init__(self) -> None:
+        self.begin(None)
+
+    def begin(self, call: int | None) -> None:
+        self.call = call  # its number
+        self.is_read = False  # another call may get that number later
+        self.ids: dict[str, list[Tensor]] = {}
 
 
 class PromptWatch:
@@ -129,23 +143,28 @@ class PromptWatch:
     encoders in its own way, or for a bare model.
     """
 
-    def __init__(self, denoiser: Denoiser, installed: Installation):
+    def __init__(self, denoiser: Denoiser):
         pipeline = denoiser.pipeline
         family = denoiser.family
         self._pipeline: Callable[[], Any] = _gone if pipeline is None else weakref.ref(pipeline)
         self._argument = family.text_argument
         self._options = family.text_options
-        self._heard: dict[int, _Heard] = {}  # by thread, for its last call
-        for name, encoder in _text_encoders(pipeline):
-            installed.watch(encoder.get_submodule(family.reads_ids), self._listener(name))
+        self._reads_ids = family.reads_ids
+        self._heard = _Heard()
+
+    def listen(self, installed: Installation) -> None:
+        """Listen to the text encoders until the installation is removed."""
+        for name, encoder in _text_encoders(self._pipeline()):
+            installed.watch(encoder.get_submodule(self._reads_ids), self._listener(name))
 
     def drawn(self) -> DrawnPrompts | None:
         """Return the prompts of the running call, or None if unknown; ask before a pass."""
         pipeline = self._pipeline()
-        heard = self._heard.get(get_ident())
+        heard = self._heard
         variables = running_variables(pipeline)
-        if heard is None or variables is None or heard.call is not running_call(pipeline):
+        if variables is None or heard.call != running_call(pipeline):
             return None
+        heard.is_read = True
         negative_names = (f"negative_{self._argument}", "negative_prompt")
         prompt = _first_text(variables, self._argument, "prompt")
         negative = _first_text(variables, *negative_names)
@@ -181,9 +200,9 @@ class PromptWatch:
             call = running_call(self._pipeline())
             if call is None or not isinstance(ids, Tensor) or ids.ndim != 2:
                 return  # called by hand, or with embeddings
-            heard = self._heard.get(get_ident())
-            if heard is None or heard.call is not call:
-                heard = self._heard[get_ident()] = _Heard(call)
+            heard = self._heard
+            if heard.is_read or heard.call != call:
+                heard.begin(call)
             heard.ids.setdefault(encoder, []).append(ids.detach().clone())
 
         return hear
@@ -191,14 +210,13 @@ class PromptWatch:
 
 def _text_encoders(pipeline: object) -> list[tuple[str, nn.Module]]:
     """Return the text encoders with their names, in order, but none that a hook would recompile."""
-    parts = getattr(pipeline, "__dict__", {}).items()
-    return sorted(
-        (name, part)
-        for name, part in parts
-        if name.startswith("text_encoder")
-        and isinstance(part, nn.Module)
-        and vars(part).get("_compiled_call_impl") is None
-    )
+    encoders = []
+    for name, part in sorted(getattr(pipeline, "__dict__", {}).items()):
+        if not name.startswith("text_encoder") or not isinstance(part, nn.Module):
+            continue
+        if vars(part).get("_compiled_call_impl") is None:
+            encoders.append((name, part))
+    return encoders
 
 
 def _first_text(variables: Given, *names: str) -> Any:

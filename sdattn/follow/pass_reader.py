@@ -1,15 +1,15 @@
 """`PassReader` tells which call of a model is running; all that watches or edits attention asks it.
 
-A call is a pass of a run if the pipeline's own call made it. Other calls are strays: from a
-callback or another pipeline. They run untouched and are not counted. A step has one pass for each
-branch of the guidance; if the pipeline calls its model once more, which call counts must be said.
+A call is a pass of a run if it came while the pipeline's own call ran. Other calls are strays: from
+another pipeline, or a user's loop. They run untouched and are not counted. A step has one pass for
+each branch of the guidance; if its model is called once more, by the pipeline or by a callback,
+which call counts must be said.
 """
 
 from __future__ import annotations
 
 import math
 import weakref
-from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
@@ -19,10 +19,10 @@ import torch
 from ..attention.joint_processor import Spans
 from ..errors import InvalidValueError
 from ..models.denoiser import Denoiser, ordered_spans
-from ..models.denoiser_call import DenoiserCall, Size, unwrapped
+from ..models.denoiser_call import DenoiserCall, Size, Timestep, unwrapped
 from ..models.guidance import Branch, GuidanceWatch, Order, branch_rows
 from ..models.pipeline import Given, Model
-from ..models.running_call import Caller, RunningCall, caller_of
+from ..models.running_call import Caller, caller_of
 from .call_layout import CallLayout
 from .pass_options import BRANCHES, TOLD, Guidance, check_options, refuse_both_in_turn
 from .passes import Pass, Schedule, Stray
@@ -93,7 +93,7 @@ class PassReader:
         self._spans: Sequence[Spans] | None = None  # in that pass, one pair or one per row
         self.schedule: Schedule | None = None
         self.runs = 0
-        self._run: tuple[Any, RunningCall | None] = (None, None)  # its timesteps, and its call
+        self._run: tuple[Any, int | None] = (None, None)  # its timesteps, and its call's number
         self._layout = CallLayout()
         self._begin_run()
 
@@ -102,11 +102,6 @@ class PassReader:
         """Pipeline; None for a bare model, and once it is gone."""
         return None if self._pipeline is None else self._pipeline()
 
-    @property
-    def running(self) -> RunningCall | None:
-        """Marker of the pipeline call that the last pass belonged to, or None."""
-        return self._run[1]
-
     def read(self, model: Model, args: tuple[object, ...], kwargs: Given) -> Pass:
         """Return the pass that begins now; :attr:`Pass.stray` is set if it does not belong to the
         run. Raise ValueError if the branches of its rows are unknown."""
@@ -114,22 +109,32 @@ class PassReader:
         pipeline = self.pipeline
         caller = None if pipeline is None else caller_of(pipeline)
         if caller is not None and self._is_beside(model, caller):
-            return Pass(0.0, None, 0, None, stray=Stray(caller.name, caller.call))
+            return Pass(0.0, None, 0, None, stray=Stray(caller.name, caller.pipeline))
         call = self._family.read_call(model, args, kwargs)
         begun = Pass(call.timestep, None, call.batch, None, frame_rows=call.frame_rows)
         begun.skips_layers = call.skips_layers
-        own_call = caller if caller is not None and caller.kind == "pipeline" else None
-        if own_call is not None and own_call.is_decorated and self._is_for_loss(call):
-            begun.stray = Stray(f"{own_call.name}, for a gradient, which grad=True would count")
+        is_own = caller is not None and caller.pipeline is not None
+        is_for_loss = is_for_gradient(call)
+        is_decorated = caller is not None and caller.is_decorated
+        if is_decorated and is_for_loss and not self._counts_gradients:
+            name = f"{type(pipeline).__name__}.__call__"
+            begun.stray = Stray(f"{name}, for a gradient, which grad=True would count")
             return begun
-        # Find its rows, and its entry in the schedule.
-        begun.begins_run = self._begins(pipeline, None if own_call is None else own_call.call)
-        begun.order = self._order(model, caller)
+        # Find its entry in the schedule, which call of its step it is, and its rows.
+        begun.begins_run = self._begins(pipeline, caller.call if caller is not None else None)
         begun.schedule = self.schedule
         if self.schedule is not None:
             begun.index = self.schedule.index(call.timestep, pipeline.scheduler)
-        if own_call is not None and not (self._counts_gradients and is_for_gradient(call)):
-            begun.again = self._count(begun)
+        step = self._step(model, begun, caller) if is_own and caller is not None else None
+        before = self._calls.setdefault(step, [])
+        begun.order = self._order(model, caller, len(before))
+        is_repeated = is_own and not (self._counts_gradients and is_for_loss)
+        is_known = begun.order is not None and any(begun.order) and not begun.skips_layers
+        if is_repeated and is_known and step is not None:
+            begun.again = before.count(begun.order)
+            before.append(begun.order)
+        else:
+            before.append(None)
         kept = self._kept(begun)
         if kept is not None:
             begun.rows = tuple(row for row, _ in kept)
@@ -141,11 +146,12 @@ class PassReader:
     def steps_without(self) -> int:
         """Return the number of steps of the kept branch without the call that counts."""
         kept = set(BRANCHES[self._branch or "both"])
-        return sum(
-            calls <= self._step_call
-            for (_, order), calls in self._calls.items()
-            if kept & set(order)
-        )
+        missing = 0
+        for calls in self._calls.values():
+            for order in set(calls):
+                if order is not None and kept & set(order):
+                    missing += calls.count(order) <= self._step_call
+        return missing
 
     def listen(self) -> None:
         """Follow the names that the pipeline gives its calls, until :meth:`close`."""
@@ -178,12 +184,12 @@ class PassReader:
 
     def _is_beside(self, model: Model, caller: Caller) -> bool:
         """Check for a call outside the pipeline's, other than a user's loop with known branches."""
-        if caller.kind != "loop":
-            return caller.kind == "stray"
+        if caller.pipeline is not None:
+            return caller.pipeline is not self.pipeline
         is_known = self._branch is None or self._told is not None
         return not is_known and (self.watch is None or self.watch.named(model) is None)
 
-    def _begins(self, pipeline: Any, call: RunningCall | None) -> bool:
+    def _begins(self, pipeline: Any, call: int | None) -> bool:
         """Check whether a pass is the first of a run; ask once per pass.
 
         Each call of the pipeline is a run, and so is each schedule (FreeInit has several in one
@@ -191,7 +197,7 @@ class PassReader:
         """
         timesteps = getattr(getattr(pipeline, "scheduler", None), "timesteps", None)
         before, last = self._run
-        begins = timesteps is not before or (call is not None and call is not last)
+        begins = timesteps is not before or (call is not None and call != last)
         self._run = timesteps, call or last
         if begins:
             self.schedule = None if timesteps is None else Schedule(timesteps)
@@ -200,34 +206,40 @@ class PassReader:
         return begins
 
     def _begin_run(self) -> None:
-        self._turn = -1
-        self._calls: Counter[tuple[int, Order]] = Counter()  # of the run, by step and branch
+        # Branches of the run's calls by step; None for calls that are no second ones of a step,
+        # and for the steps of loops, which are not known.
+        self._calls: dict[object, list[Order | None]] = {}
+        self._entered: tuple[object, object] = (None, None)  # last known entry, and its step
         self._texts = TextWatch(self._frames)
 
-    def _order(self, model: Model, caller: Caller | None) -> Order | None:
-        """Return the chunks of the batch that begins now, or None if unknown."""
+    def _step(self, model: Model, begun: Pass, caller: Caller) -> object:
+        """Return what stands for the step that a call of the pipeline belongs to, or None.
+
+        It is the schedule's entry that the model got. A callback may call the model at another
+        timestep: the step is then the last one, as long as the pipeline counts the same.
+        """
+        counted = None if self.watch is None else self.watch.step(model, caller.variables or {})
+        if self.schedule is not None and isinstance(begun.given, Timestep):
+            entry = begun.given.index_in(self.schedule.timesteps)
+            if entry is not None:
+                self._entered = ("entry", entry), counted
+        step, at = self._entered
+        if step is not None and at == counted:
+            return step
+        return begun.index if counted is None else ("counted", counted)
+
+    def _order(self, model: Model, caller: Caller | None, number: int) -> Order | None:
+        """Return the chunks of the batch that begins now, call ``number`` of its step, or None if
+        unknown."""
         if self._told is not None:
-            self._turn += 1
-            return self._told[self._turn % len(self._told)]
+            return self._told[number % len(self._told)]
         if caller is None:  # a bare model, each of whose rows is an image to a capture
             return None if self._branch is None else ("conditional",)
         if self.watch is None:
             return None
-        return self.watch.named(model) if caller.kind == "loop" else self.watch.order(model)
-
-    def _is_for_loss(self, call: DenoiserCall) -> bool:
-        """Check for a call for a gradient, where such calls are no passes."""
-        return not self._counts_gradients and is_for_gradient(call)
-
-    def _count(self, begun: Pass) -> int:
-        """Count a call of its step, and return how many the run had before, for the same branch:
-        reference passes, or the repetitions of self-recurrence."""
-        order = begun.order
-        if begun.index is None or order is None or not any(order) or begun.skips_layers:
-            return 0
-        key = begun.index, order
-        self._calls[key] += 1
-        return self._calls[key] - 1
+        if caller.pipeline is None:
+            return self.watch.named(model)
+        return self.watch.order(model, number, caller.variables)
 
     def _kept(self, begun: Pass) -> list[tuple[int, Branch]] | None:
         """Return the kept rows with their branch, or None if the batch has only another one."""

@@ -1,12 +1,7 @@
-"""`Pass`: one call of a model; its place in the `Schedule` of a run; `Strays` of no run, and
-`StepCalls` of steps that had one already."""
+"""`Pass`: one call of a model, and its place in the `Schedule` of a run."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -16,10 +11,9 @@ from torch import Tensor
 
 from ..attention.calls import Rows, row_index
 from ..errors import CaptureError as CaptureError
-from ..errors import SdattnWarning, warn
-from ..models.denoiser_call import Size, Timestep, unwrapped
+from ..errors import SdattnWarning
+from ..models.denoiser_call import Size, Timestep
 from ..models.guidance import Branch, Order, branch_rows
-from ..models.running_call import RunningCall
 from .text_watch import Verdict
 
 
@@ -28,81 +22,10 @@ class CaptureWarning(SdattnWarning):
 
 
 class Stray(NamedTuple):
-    """Call of a model outside the watched run: its caller, and another pipeline's call."""
+    """Call of a model outside the watched run: its caller, and another pipeline that made it."""
 
     who: str
-    call: RunningCall | None = None
-
-
-_is_own: ContextVar[bool] = ContextVar("_is_own", default=False)
-
-
-@contextmanager
-def own_calls() -> Iterator[None]:
-    """Mark calls of models in the block as sdattn's own, for a gradient: captures around it leave
-    them alone, as any stray, without a warning."""
-    before = _is_own.set(True)
-    try:
-        yield
-    finally:
-        _is_own.reset(before)
-
-
-class Strays:
-    """Number of calls of a model outside its run, by caller; reported once, at the end."""
-
-    def __init__(self, model: object):
-        self._kind = type(unwrapped(model)).__name__
-        self._calls: Counter[Stray] = Counter()
-
-    def note(self, stray: Stray) -> None:
-        if not _is_own.get():
-            self._calls[stray] += 1
-
-    def forget(self) -> None:
-        self._calls.clear()
-
-    def __str__(self) -> str:
-        """Return the warning about them; empty for calls that another capture watches."""
-        unwatched = {
-            stray: number
-            for stray, number in self._calls.items()
-            if not (stray.call and stray.call.is_watched)
-        }
-        if not unwatched:
-            return ""
-        callers = ", ".join(dict.fromkeys(stray.who for stray in unwatched))
-        return (
-            f"{sum(unwatched.values())} call(s) of the {self._kind} were not part of this run: "
-            f"from {callers}. They ran untouched and were not counted."
-        )
-
-    def tell(self) -> None:
-        if text := str(self):
-            warn(text, CaptureWarning)
-        self.forget()
-
-
-class StepCalls:
-    """Calls that a pipeline made itself at a step that had one already for the same branch. The
-    program does not show which of them makes the image."""
-
-    def __init__(self, pipeline: object, model: object):
-        self._names = type(pipeline).__name__, type(unwrapped(model)).__name__
-        self._most = 1  # calls in one step
-
-    def note(self, again: Pass) -> None:
-        self._most = max(self._most, again.again + 1)
-
-    def __str__(self) -> str:
-        """Return what is doubtful; empty if no step had two calls."""
-        if self._most == 1:
-            return ""
-        pipeline, model = self._names
-        return (
-            f"The {pipeline} called its {model} {self._most} times in a step, for the same branch, "
-            "and which of these calls makes the image is not known."
-        )
+    pipeline: Any = None
 
 
 class Schedule:
@@ -160,8 +83,7 @@ class Pass:
         schedule: schedule of the run, or None if unknown.
         index: the pass's entry in the schedule; None if it must be found by the timestep.
         skips_layers: True for the extra pass of skip-layer guidance.
-        again: number of calls that the pipeline itself made before at this entry of the schedule,
-            for the same branch.
+        again: number of calls that came before in the same step, for the same branch.
         is_direct: True for ``unet.forward(...)``, which runs no hooks of the UNet itself.
         stray: caller of the model, if this pass belongs to no run; else None.
         text_changed: True if the kept rows have other text states than in the previous pass.

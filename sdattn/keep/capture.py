@@ -4,27 +4,37 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
-from threading import get_ident
-from typing import Any, TypeVar
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..attention.device_copies import DeviceCopies
-from ..errors import InvalidValueError, OptionError
-from ..follow.capture_warnings import RunWarnings, Stopped
-from ..follow.drawn import PromptWatch
-from ..follow.follower import Follower
-from ..follow.installer import Installation
-from ..follow.pass_reader import PassReader
+from ..errors import InvalidValueError, OptionError, warn
+from ..follow.capture_warnings import (
+    Stopped,
+    may_stop,
+    warn_of_image_prompts,
+    warn_of_running_eagerly,
+)
+from ..follow.passes import CaptureError, CaptureWarning, Pass
+from ..follow.run import Run, Subscriber, follow
+from ..look.joint import Joint
 from ..look.joint_checks import check_backends, check_ways
-from ..look.other_text import asked_layers
+from ..look.other_text import asked_layers, see_other_text
 from ..look.refined import Spreading, spreading_layers
+from ..look.sources import handed_over, may_hand_over, see
 from ..look.text_stream import TextStream
 from ..models.denoiser import Denoiser, find_denoiser
-from ..models.denoiser_call import unwrapped
-from ..models.layers import AttentionLayer, checked_kinds, select_layers
+from ..models.denoiser_call import is_compiled, unwrapped
+from ..models.layers import AttentionLayer, LayerSelection, checked_kinds, select_layers
 from ..models.pipeline import Pipeline
+from .budget import check_known
 from .keep import Keep
 from .map_store import CapturedMaps
-from .watch import Watch
+from .recorders import Recorders, can_record
+
+if TYPE_CHECKING:
+    from ..look.observers import ObservingProcessor, See
 
 Store = TypeVar("Store", bound=CapturedMaps)
 
@@ -58,28 +68,26 @@ def watch_model(
     check_backends(chosen)
     check_ways(denoiser, chosen, keep.refine, keep.space)
     store = store_class(spreading_layers(chosen, keep.depth), keep)
-    reader = PassReader(
+    other = denoiser.stands_in
+    twins = [] if other is None else denoiser.family.find_layers(unwrapped(other))
+    run = follow(
         denoiser,
-        keep.branch,
-        keep.guidance,
-        keep.latent_size,
+        branch=keep.branch,
+        guidance=keep.guidance,
+        latent_size=keep.latent_size,
         counts_gradients=keep.grad,
         frames=keep.frames,
         step_call=keep.step_call,
+        layers=[*every, *twins],  # a user may replace any of them
+        hears_texts=text_states is None,
     )
-    other = denoiser.stands_in
-    twins = [] if other is None else denoiser.family.find_layers(unwrapped(other))
-    # a user may replace any of them
-    with Installation([*every, *twins]) as installed:
-        follower = Follower(denoiser, reader, installed, thread=get_ident())
+    with run.installed:
         asked = None if text_states is None else DeviceCopies(text_states)
-        prompts = PromptWatch(denoiser, installed) if asked is None else None
-        warns = RunWarnings(denoiser, keep.branch, follower.strays)
-        watch = Watch(follower, installed, store, (keep.layers, kinds), asked, prompts, warns)
-        follower.subscribe(watch)
+        watch = Watch(run, store, (keep.layers, kinds), asked)
+        run.subscribe(watch)
         if asked is not None and any(layer.kind == "joint" for layer in layers_asked):
-            watch.stream = TextStream(denoiser, asked, keep.grad, watch.is_open)
-            watch.stream.follow(installed, layers_asked)
+            watch.stream = TextStream(denoiser, asked, keep.grad, run.is_open)
+            watch.stream.follow(run.installed, layers_asked)
         if keep.refine:
             watch.spreading = Spreading(is_part=len(store.layers) < len(chosen))
             store.watch_text(chosen, watch.spreading)
@@ -91,15 +99,16 @@ def watch_model(
             # The model runs in the caller's block.
             yield store
             watch.check()
-    store.has_no_guidance = reader.watch is not None and reader.watch.may_never_act
+    guidance_watch = run.reader.watch
+    store.has_no_guidance = guidance_watch is not None and guidance_watch.may_never_act
     store.stopped = _stopped(denoiser.pipeline, store) if watch.may_stop else None
     if not (store.passes or store.skipped):
-        watch.warns.refuse_strays()
+        run.doubts.refuse_strays()
     if store.checks_itself:
         if store.stopped is not None:
             store.stopped.tell()
         store.check()
-    watch.warns.tell()
+    run.doubts.tell()
 
 
 def _stopped(pipeline: Pipeline, store: CapturedMaps) -> Stopped | None:
@@ -145,3 +154,188 @@ def _check(denoiser: Denoiser, keep: Keep) -> None:
             "with gradient checkpointing, torch runs each layer again in backward(), where its "
             "maps are not recorded. Call disable_gradient_checkpointing() on the model before.",
         )
+
+
+@dataclass(eq=False)
+class Watch(Subscriber):
+    """Running capture: the observers that it installs, and the results that they pass to the
+    store."""
+
+    run: Run
+    store: CapturedMaps
+    selection: tuple[LayerSelection, Sequence[str]]
+    text_states: DeviceCopies | None
+    observers: list[tuple[AttentionLayer, ObservingProcessor]] = field(default_factory=list)
+    recorders: Recorders = field(init=False)  # of a model that stays compiled
+    stream: TextStream | None = None  # of another text in joint attention
+    may_stop: bool = False
+    steps: int | None = None  # of the running call; None if it does not say
+    spreading: Spreading | None = None  # of joint attention that is refined
+
+    def __post_init__(self) -> None:
+        self.recorders = Recorders(self.run.is_followed)
+
+    def begin(self, model: Any, layers: Sequence[AttentionLayer]) -> None:
+        """Install observers in a model's layers, and warn of anything that users may not expect.
+
+        A second model's layers fill the maps of the first one's, by name.
+        """
+        compiled = is_compiled(model)
+        if compiled and self.text_states is None and can_record(model, layers, self.store.keep):
+            self.recorders.put(self.run.installed, model, layers)
+        else:
+            if self.run.installed.run_eagerly(model):
+                warn_of_running_eagerly(model)
+            for layer in layers:
+                self.install(layer)
+        warn_of_image_prompts(layers)
+        self.run.watch(model)
+
+    def install(self, layer: AttentionLayer) -> None:
+        from ..look.observers import (
+            observing,  # torch's compiler comes with it, which takes seconds
+        )
+
+        inner = layer.module.processor
+        reader = self.run.reader
+        layer_sum = self.store.sum_of(layer)
+        source: See = see
+        if layer.kind != "joint" and self.text_states is not None:
+            source = partial(see_other_text, self.text_states, reader.frame_rows)
+        is_open = self.run.is_open
+        observer = observing(inner, layer_sum.take, source, is_open, layer_sum.wanted)
+        observer.stream = self.stream
+        observer.is_self = layer.kind == "self"
+        if layer.kind == "joint":
+            observer.joint = Joint(reader.spans, reader.caches_text)
+            if layer not in self.store.text_only:
+                layer_sum.view = replace(layer_sum.view, spreading=self.spreading)
+        for former, old in self.observers:
+            if former is layer:  # it may have been set again since, and come to lie inside
+                old.end()
+        self.recorders.forget(layer)
+        self.observers.append((layer, observer))
+        self.run.installed.put(layer, observer)
+
+    def close(self) -> None:
+        """Release everything, so that the maps go with the store and not with the next garbage
+        collection."""
+        self.store.drop_pass()
+        for _, observer in self.observers:
+            observer.end()  # it would hold this watch, and the watch the store
+        self.observers.clear()
+        self.stream = None
+        self.recorders.close()
+
+    def check(self) -> None:
+        """Raise for problems that users' own processors had after their first call, and warn of
+        branches in turn. This is read at the end, so that the device did not wait while the model
+        ran."""
+        self.recorders.check()
+        if missing := self.run.reader.steps_without():
+            number = self.store.keep.step_call
+            self.store.problem = (
+                f"{missing} step(s) had too few calls of the model for one branch, and "
+                f"step_call={number} leaves them out. Pass a smaller number."
+            )
+        for layer, observer in self.observers:
+            for problem, times in observer.noted.items():
+                if times > 1:
+                    raise CaptureError(f"{layer.name}: {problem}")
+            for kernel, difference in observer.kernels.items():
+                before = self.store.kernels.get(kernel, 0.0)
+                self.store.kernels[kernel] = max(before, float(difference))
+            if self.store.keep.queries.cells is not None:
+                self.store.sums[layer.name].check_owners()
+
+    def begin_run(self, first: Pass) -> None:
+        if self.run.reader.runs < 2:
+            return
+        if getattr(self.run.reader.pipeline, "free_init_enabled", False):
+            raise CaptureError(
+                "FreeInit runs the whole schedule several times, which would mix the maps of all. "
+                "Call pipe.disable_free_init(), or capture(pipe.unet)."
+            )
+        raise CaptureError(
+            "A second run of the pipeline began inside one capture(), which would mix the maps of "
+            "two images. Enter capture() once for each run."
+        )
+
+    def begin_pass(self, begun: Pass) -> None:
+        self.store.drop_pass()  # one that an error broke off
+        self._notice_swaps()
+        if self.stream is not None:
+            self.stream.begin(begun.rows or None)
+        if begun.again and self.store.keep.step_call is None:
+            self.store.problem = self.run.doubts.which_counts()
+        if not self.store.passes:
+            self._look_at_the_run()
+        if begun.again:  # it may have other shapes
+            self.recorders.rest()
+        if not begun.rows:  # of another branch, in its own call, or another call of the step
+            self.store.skipped += 1
+            return
+        if self.text_states is not None:
+            begun.n_text = self.text_states.own.shape[1]
+        self._begin_kept(begun)
+
+    def end_pass(self, ended: Pass) -> None:
+        if ended.rows:
+            self.recorders.end(self.store)
+        self.store.end_pass()
+
+    def stray(self, call: Pass) -> None:
+        self.store.drop_pass()
+        if self.stream is not None:
+            self.stream.begin(None)
+        self.recorders.rest()
+
+    def _look_at_the_run(self) -> None:
+        """Read, in a first pass, the pipeline's facts about the whole run."""
+        check_backends(self.store.watched)  # one may have been chosen inside
+        self.store.drawn = self.run.drawn
+        self.may_stop = may_stop(self.run.reader.pipeline)
+        self.run.refuse_crop()
+        timesteps = self.run.variables().get("timesteps")  # of the run; a scheduler has more
+        self.steps = None if timesteps is None else len(timesteps)
+
+    def _begin_kept(self, begun: Pass) -> None:
+        is_first = not self.store.passes
+        call = self.run.reader.call
+        if is_first:  # resolutions are known only now
+            self.store.choose(self.selection, begun.latent_size)
+        self.store.begin_pass(begun)
+        for layer, observer in self.observers:
+            if observer.see in (see, handed_over):
+                observer.see = handed_over if may_hand_over(observer, layer.module) else see
+        if self.spreading is not None:
+            self.spreading.begin_pass()
+        if is_first and call is not None:
+            self._foresee(begun, begun.n_text + call.n_image)
+        if call is not None and call.text is not None:
+            self.recorders.begin(self.store.layers, begun, call.text.device)
+
+    def _foresee(self, begun: Pass, columns: int) -> None:
+        """Warn of much memory, or refuse more than ``max_bytes``."""
+        passes = None
+        if begun.schedule is not None:
+            passes = self.steps or len(begun.schedule)
+        check_known(self.store.keep, begun.latent_size, passes)
+        if begun.latent_size is None:
+            return  # how many queries a mere sequence has is not known before its layers run
+        if self.text_states is not None:
+            columns = self.store.n_text or 0
+        self.store.foresee(columns, passes or 1).check()
+
+    def _notice_swaps(self) -> None:
+        swapped = [pair for pair in self.run.installed.replaced() if pair[0] in self.store.watched]
+        for layer, _ in swapped:
+            self.install(layer)
+        if swapped:
+            names = [f"{layer.name} ({type(new).__name__})" for layer, new in swapped]
+            warn(
+                f"{len(swapped)} attention processors were replaced inside capture(); the new ones "
+                "are watched from here on and those from before come back at the end: "
+                + ", ".join(names[:3]),
+                CaptureWarning,
+            )

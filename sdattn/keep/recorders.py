@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterator, Sequence
-from threading import get_ident
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, cast
 
 import torch
@@ -121,13 +120,14 @@ def _record(sums: Tensor, rows: Tensor, query: Tensor, key: Tensor, mask: Tensor
 
 
 class Recorders:
-    """The recorders of one capture; none for a model that runs eagerly."""
+    """The recorders of one capture, which follows a thread; none for a model that runs
+    eagerly."""
 
-    def __init__(self) -> None:
+    def __init__(self, is_followed: Callable[[], bool]) -> None:
+        self._is_followed = is_followed
         self._of: dict[str, Recorder] = {}
         self._ran: frozenset[str] | None = None  # layers in the first pass
         self._disturbed = False
-        self._thread = get_ident()
 
     def put(self, installed: Installation, model: Any, layers: Sequence[AttentionLayer]) -> None:
         installed.watch(model, self._notice_thread)
@@ -191,7 +191,7 @@ class Recorders:
             recorder.sums = recorder.rows = None
 
     def _notice_thread(self, *_: object) -> None:
-        if get_ident() != self._thread:
+        if not self._is_followed():
             self._disturbed = bool(self._of)
 
     def _held(self, layers: Sequence[AttentionLayer]) -> Iterator[tuple[AttentionLayer, Recorder]]:

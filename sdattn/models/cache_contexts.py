@@ -10,7 +10,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
-from threading import Lock, get_ident
+from threading import Lock, local
 from types import MethodType
 from typing import Any
 
@@ -50,14 +50,24 @@ class CacheContexts:
 
     def order(self) -> Order | None:
         """Return the branch of this thread's running call, or None if no name tells it."""
-        names = (stand_in.name() for stand_in in self._stand_ins)
-        return next((BRANCHES[name] for name in names if name in BRANCHES), None)
+        for stand_in in self._stand_ins:
+            names = stand_in.running.names
+            if names and names[-1] in BRANCHES:
+                return BRANCHES[names[-1]]
+        return None
 
     def close(self) -> None:
         """Stop listening. A second call has no effect."""
         for stand_in in self._stand_ins:
             stand_in.leave()
         self._stand_ins = []
+
+
+class _Running(local):
+    """Names of a model's running calls in each thread, from the outermost on."""
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
 
 
 class _StandIn:
@@ -67,7 +77,7 @@ class _StandIn:
         self._model = weakref.ref(model)
         self._before = {name: own for name, own in vars(model).items() if name == _METHOD}
         self._listening = 0
-        self._names: dict[int, list[str]] = {}  # by thread, from the outermost on
+        self.running = _Running()
 
     @classmethod
     def of(cls, model: Model) -> _StandIn:
@@ -80,17 +90,13 @@ class _StandIn:
 
     @contextmanager
     def __call__(self, name: str, *args: object, **kwargs: object) -> Iterator[None]:
-        names = self._names.setdefault(get_ident(), [])
+        names = self.running.names
         names.append(name)
         try:
             with self._own(self._model())(name, *args, **kwargs):
                 yield
         finally:
             names.pop()
-
-    def name(self) -> str | None:
-        names = self._names.get(get_ident())
-        return names[-1] if names else None
 
     def leave(self) -> None:
         with _changing:

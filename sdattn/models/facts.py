@@ -12,8 +12,7 @@ from ..files.videos import RATES, is_rate
 from .call_options import call_options, option_of
 from .demos import Demo, demo_of
 from .denoiser import Denoiser, find_denoiser
-from .families import guidance_of
-from .guiders import guider_of, makes_negative
+from .guidance import guidance_of, guider_of, makes_negative
 from .pipeline import Options, Pipeline
 from .values import EACH, no_videos
 

@@ -24,7 +24,7 @@ from .facts import (
     size_unit,
 )
 from .finite import watch_finite
-from .guiders import guider_of
+from .guidance import guider_of
 from .pipeline import Options, Pipeline
 from .threads import few_threads, warn_of_slow_steps
 from .values import EACH, OURS, check_side, check_values, no_videos, whole

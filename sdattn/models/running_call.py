@@ -1,57 +1,54 @@
-"""Caller of a model: the pipeline call that this thread is in, and the code between them."""
+"""Frames of the interpreter, read for two facts: which pipeline's call is running in this thread,
+and with which variables."""
 
 from __future__ import annotations
 
-import functools
 import inspect
 import os
 import sys
-from collections.abc import Iterator, MutableMapping
+from collections.abc import Iterator
 from dataclasses import dataclass
-from types import CellType, CodeType, FrameType, FunctionType, MethodType
-from typing import Any, Literal
+from types import CodeType, FrameType
+from typing import Any
 
 from .call_options import is_modular
 from .pipeline import Given, Pipeline
 
-_MARK = "<call seen by sdattn>"  # among the variables of a frame: no code can have this name
 _LIBRARIES = ("torch", "sdattn", "accelerate", "contextlib")  # between a model and who called it
-_MOST = 16  # functions in a list of a pipeline's variables; longer lists hold something else
 _PIPELINES = ("DiffusionPipeline", "ModularPipeline")
 
 
-class RunningCall:
-    """Marker for one running call of a pipeline.
+@dataclass(frozen=True)
+class Caller:
+    """Caller of a model, known while the call runs: it holds the variables of the pipeline's call.
 
     Attributes:
-        is_watched: True once a capture has seen a pass of this call.
+        name: name of the function, for messages.
+        pipeline: pipeline whose call is running, the innermost one; None in a user's own loop.
+        call: number of that call, see :func:`running_call`.
+        variables: its variables; None for another pipeline than the watched one.
+        is_decorated: True if torch's decorator runs the watched pipeline's call without gradients,
+            as in all pipelines of diffusers.
     """
 
-    __slots__ = ("__weakref__", "is_watched")
+    name: str
+    pipeline: Any = None
+    call: int | None = None
+    variables: Given | None = None
+    is_decorated: bool = False
 
-    def __init__(self) -> None:
-        self.is_watched = False
 
+def running_call(pipeline: Pipeline) -> int | None:
+    """Return the number of a pipeline's innermost call in this thread, or None outside a call.
 
-def running_call(pipeline: Pipeline) -> RunningCall | None:
-    """Return the marker of a pipeline's innermost call in this thread.
-
-    It is the same object until that call returns, and no later call has it. Return None outside a
-    call, or if the call cannot be seen (a decorator hides its name).
+    It stays the same until that call returns. No other call that runs has it, but a later call may.
     """
     frame = _frame(pipeline)
-    return None if frame is None else _mark(frame)
-
-
-def _mark(frame: FrameType) -> RunningCall:
-    # The next call may have its frame at the same address, so an address proves nothing.
-    # What is stored among a frame's variables is freed with them.
-    found: RunningCall = frame.f_locals.setdefault(_MARK, RunningCall())
-    return found
+    return None if frame is None else id(frame)
 
 
 def running_variables(pipeline: Pipeline) -> Given | None:
-    """Return the current variables of that call, its arguments among them, or None likewise.
+    """Return the current variables of that call, its arguments among them, or None outside a call.
 
     The call of a modular pipeline keeps all of them in its state.
     """
@@ -65,120 +62,22 @@ def forward_variables(model: object) -> Given | None:
     return None if frame is None else frame.f_locals
 
 
-@dataclass(frozen=True)
-class Caller:
-    """Caller of a model.
-
-    Attributes:
-        kind: ``"pipeline"`` if the pipeline's own call did, itself or through its methods and
-            libraries; ``"loop"`` if no pipeline is running; ``"stray"`` if a callback or another
-            pipeline did.
-        name: name of the function, for messages.
-        call: call of the pipeline that called the model, this one or another, or None.
-        is_decorated: True if torch's decorator runs the pipeline's call without gradients, as in
-            all pipelines of diffusers.
-    """
-
-    kind: Literal["pipeline", "loop", "stray"]
-    name: str
-    call: RunningCall | None = None
-    is_decorated: bool = False
-
-
 def caller_of(pipeline: Pipeline) -> Caller:
     """Return the caller of a pipeline's model. Ask in a hook before the model's forward."""
-    own: FrameType | None = None
     site: FrameType | None = None
-    other: FrameType | None = None
-    between: list[FrameType] = []
     codes = _codes(pipeline, "__call__")
     for frame in _frames():
         if _is_method(frame, pipeline, codes, "__call__"):
-            own = frame
-            break
+            variables = _variables(pipeline, frame)
+            outer = None if frame.f_back is None else frame.f_back.f_globals.get("__name__")
+            is_decorated = outer == "torch.utils._contextlib"
+            return Caller("the pipeline", pipeline, id(frame), variables, is_decorated)
+        if _is_other_pipeline(frame, pipeline):
+            other = _first(frame)
+            return Caller(f"{type(other).__name__}.__call__", other, id(frame))
         if site is None and _library(frame) not in _LIBRARIES:
             site = frame
-        if other is None and _is_other_pipeline(frame, pipeline):
-            other = frame
-        between.append(frame)
-    site = site or own
-    name = "code that is not known" if site is None else _place(site)
-    callback = "" if own is None else _callback(pipeline, own, between)
-    if other is not None:
-        name = f"{type(_first(other)).__name__}.__call__"
-        return Caller("stray", callback or name, _mark(other))
-    if callback:
-        return Caller("stray", callback)
-    if own is None:
-        return Caller("loop", name)
-    outer = None if own.f_back is None else own.f_back.f_globals.get("__name__")
-    return Caller("pipeline", name, _mark(own), outer == "torch.utils._contextlib")
-
-
-def _callback(pipeline: Pipeline, own: FrameType, between: list[FrameType]) -> str:
-    """Return the name of a running callback that the pipeline's call was given, or of a function
-    that was put in place of its scheduler's ``step``; empty if neither runs."""
-    by_code: dict[CodeType, list[FrameType]] = {}
-    for frame in between:
-        by_code.setdefault(frame.f_code, []).append(frame)
-    for name, value in _callbacks(pipeline, own):
-        for function, owner in _functions(value):
-            frames = by_code.get(function.__code__, ())
-            if any(_runs(frame, function, owner) for frame in frames):
-                return f"`{name}`"
-    return ""
-
-
-def _callbacks(pipeline: Pipeline, own: FrameType) -> Iterator[tuple[str, object]]:
-    """Yield the callbacks of a pipeline's call, with their names. A function under another name
-    may be the one that calls the model for the image."""
-    for name, value in {**vars(pipeline), **_variables(pipeline, own)}.items():
-        if "callback" in name:
-            several = isinstance(value, (list, tuple)) and len(value) <= _MOST
-            for one in value if several else (value,):
-                yield name, one
-    scheduler = getattr(pipeline, "scheduler", None)
-    yield "scheduler.step", getattr(scheduler, "__dict__", {}).get("step")
-
-
-def _functions(callback: object) -> Iterator[tuple[FunctionType, object]]:
-    """Yield the function that runs when a callback is called, and those that its decorators wrap,
-    each with the object whose method it is, or None."""
-    while isinstance(callback, functools.partial):
-        callback = callback.func
-    owner: object = None
-    function: object = callback
-    if not isinstance(callback, (FunctionType, MethodType, type)):
-        owner = callback
-        function = inspect.getattr_static(type(callback), "__call__", None)
-        if not isinstance(function, FunctionType):  # of C, such as functools.cache
-            owner = None
-            function = getattr(callback, "__wrapped__", None)
-    while function is not None:
-        if isinstance(function, MethodType):
-            owner = function.__self__
-            function = function.__func__
-        if isinstance(function, FunctionType):
-            yield function, owner
-        function = getattr(function, "__wrapped__", None)
-
-
-def _runs(frame: FrameType, function: FunctionType, owner: object) -> bool:
-    """Check whether a frame of a function's code is this very function's, of this owner. All
-    functions that one decorator makes share their code: they differ in what they enclose."""
-    if owner is not None:
-        first = _first(frame)
-        if first is not owner and not (isinstance(first, tuple) and first[:1] == (owner,)):
-            return False
-    enclosed = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
-    return all(frame.f_locals.get(name) is _contents(cell) for name, cell in enclosed)
-
-
-def _contents(cell: CellType) -> object:
-    try:
-        return cell.cell_contents
-    except ValueError:  # not assigned yet
-        return None
+    return Caller("code that is not known" if site is None else _place(site))
 
 
 def _is_other_pipeline(frame: FrameType, pipeline: Pipeline) -> bool:
@@ -234,7 +133,7 @@ def _first(frame: FrameType) -> object:
     return frame.f_locals.get(names[0]) if names else None
 
 
-def _variables(pipeline: Pipeline, frame: FrameType) -> MutableMapping[str, Any]:
+def _variables(pipeline: Pipeline, frame: FrameType) -> Given:
     variables = frame.f_locals
     if not is_modular(pipeline):
         return variables

@@ -14,7 +14,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
-from threading import get_ident
 from typing import Any
 
 import torch
@@ -22,7 +21,7 @@ from torch import Tensor, nn
 
 from ..attention import merge_heads
 from ..attention.calls import UNKNOWN, AttentionCall
-from ..follow.installer import Installation, in_backward
+from ..follow.installer import Installation
 from ..look.dispatched import hidden_backend, watching
 from ..look.sdpa import PRODUCTS, TORCHS, SdpaWatch, factors_of
 from ..look.unknown_processors import agrees
@@ -101,11 +100,12 @@ class _Running:
 
 
 class ModuleCalls(SdpaWatch):
-    """Watch of a model's attention calls, in one thread.
+    """Watch of a model's attention calls.
 
     Args:
         see: function that gets each call when it was made.
         looks: function that tells, when a module begins, whether anybody looks.
+        is_followed: function that tells whether this thread's modules are followed.
         is_blind: True makes every attention put out zeros, so that no token learns of another.
             Otherwise no bit is changed: torch's own multi-head attention and encoder layers choose
             another operation while a mode is there, so the mode is left while they run.
@@ -127,6 +127,7 @@ class ModuleCalls(SdpaWatch):
         self,
         see: Callable[[SeenCall], object],
         looks: Callable[[], bool] = lambda: True,
+        is_followed: Callable[[], bool] = lambda: True,
         is_blind: bool = False,
     ):
         super().__init__()
@@ -139,8 +140,8 @@ class ModuleCalls(SdpaWatch):
         self.around: dict[str, set[str]] = {}
         self._see = see
         self._looks = looks
+        self._is_followed = is_followed
         self._is_blind = is_blind
-        self._thread = get_ident()
         self._running: list[_Running] = []
         self._entered: AbstractContextManager[None] | None = None  # while the mode is at work
         self._parts: set[nn.Module] = set()  # torch's encoder layers, and what is inside
@@ -238,7 +239,7 @@ class ModuleCalls(SdpaWatch):
 
     def _begin(self, path: str, module: nn.Module, *_: object) -> None:
         is_followed = self.only is None or path in self.only
-        if is_followed and get_ident() == self._thread and not in_backward() and self._looks():
+        if is_followed and self._looks():
             if not path:
                 self._running.clear()  # what an interrupt left behind
             if self.only is None:
@@ -249,7 +250,7 @@ class ModuleCalls(SdpaWatch):
             self._switch()
 
     def _end(self, module: Any, args: Any, kwargs: Any, output: Any) -> None:
-        if get_ident() != self._thread or not self._running:
+        if not self._running or not self._is_followed():
             return
         if self._running[-1].module is not module:
             return
@@ -271,7 +272,7 @@ class ModuleCalls(SdpaWatch):
         is_left_alone = not self._is_blind and any(may_fuse(one.module) for one in self._running)
         is_needed = bool(self._running) and not is_left_alone
         if is_needed and self._entered is None:
-            self._entered = watching(self, self._hidden, lambda: get_ident() == self._thread)
+            self._entered = watching(self, self._hidden, self._is_followed)
             self._entered.__enter__()
         elif not is_needed and self._entered is not None:
             entered = self._entered

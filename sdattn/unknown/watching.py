@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from threading import get_ident
 from typing import Any, TypeVar
 
 import torch
@@ -13,11 +12,10 @@ from torch import Tensor, nn
 
 from ..attention import merge_heads
 from ..errors import CaptureError, InvalidTypeError, OptionError, RunError, warn
-from ..follow.capture_warnings import RunWarnings, warn_of_running_eagerly
-from ..follow.follower import Follower, Subscriber
+from ..follow.capture_warnings import warn_of_running_eagerly
 from ..follow.installer import Installation
-from ..follow.pass_reader import PassReader
 from ..follow.passes import CaptureWarning, Pass
+from ..follow.run import Run, Subscriber, follow
 from ..keep.keep import Keep
 from ..keep.map_store import CapturedMaps
 from ..keep.sums import Sum
@@ -44,24 +42,22 @@ def watch_unknown(
     family = _checked_family(model, keep)
     denoiser = Denoiser(model, None, family)
     store = store_class([], keep)
-    reader = PassReader(
+    run = follow(
         denoiser,
-        keep.branch,
-        keep.guidance,
+        branch=keep.branch,
+        guidance=keep.guidance,
         counts_gradients=keep.grad,
         frames=keep.frames,
     )
-    with Installation() as installed:
-        if installed.run_eagerly(model):
+    with run.installed:
+        if run.installed.run_eagerly(model):
             warn_of_running_eagerly(model)
-        follower = Follower(denoiser, reader, installed, thread=get_ident())
-        warns = RunWarnings(denoiser, keep.branch, follower.strays)
         selection = keep.layers, checked_kinds(keep.kinds)
-        watch = UnknownWatch(follower, store, family, selection, warns, unwrapped(model))
-        follower.subscribe(watch)
-        follower.follow(model)
+        watch = UnknownWatch(run, store, family, selection, unwrapped(model))
+        run.subscribe(watch)
+        run.watch(model)
         try:
-            watch.follow_every_module(installed)
+            watch.follow_every_module(run.installed)
             yield store
         finally:
             store.drop_pass()
@@ -69,7 +65,7 @@ def watch_unknown(
         watch.check()
     if store.checks_itself:
         store.check()
-    warns.tell()
+    run.doubts.tell()
 
 
 def _checked_family(model: Any, keep: Keep) -> ToldFamily:
@@ -105,11 +101,10 @@ class UnknownWatch(Subscriber):
     In the first pass the calls of every module are seen; then only of those that made one.
     """
 
-    follower: Follower
+    run: Run
     store: CapturedMaps
     family: ToldFamily
     selection: tuple[LayerSelection, Sequence[str]]
-    warns: RunWarnings
     model: nn.Module
     running: Pass | None = None  # if its maps are kept
     hooks: Installation = field(default_factory=Installation)  # on modules
@@ -122,13 +117,16 @@ class UnknownWatch(Subscriber):
     unlike: dict[Any, Tensor] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.calls = ModuleCalls(self.see, lambda: self.running is not None)
+        self.calls = ModuleCalls(self.see, self._looks, self.run.is_followed)
 
     def follow_every_module(self, installed: Installation) -> None:
         """Follow the model and each of its modules."""
         modules = dict(self.model.named_modules())
         self.calls.follow(installed, {"": modules.pop("")})
         self.calls.follow(self.hooks, modules)
+
+    def _looks(self) -> bool:
+        return self.running is not None and self.run.is_open()
 
     def close(self) -> None:
         """Stop following modules."""
@@ -153,7 +151,6 @@ class UnknownWatch(Subscriber):
             self._follow_found_modules()
         self.calls.doubtful.clear()  # of a pass that broke off
         self.calls.folded.clear()
-        self.warns.note(begun, self.follower.passes)
         if not begun.rows:
             self.store.skipped += 1
             return
@@ -162,7 +159,6 @@ class UnknownWatch(Subscriber):
             self.running = begun
 
     def end_pass(self, ended: Pass) -> None:
-        self.follower.passes.call = None
         with torch._C.DisableTorchFunction():  # the model itself is still running
             self.store.end_pass()
         if self.running is None:

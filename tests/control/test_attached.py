@@ -489,7 +489,7 @@ def test_an_edit_that_cannot_be_made_is_refused_while_the_model_runs():
         model(**given)
     store = Halving(pipeline=model, guidance=None)
     model.set_attn_processor(sdattn.TorchJointProcessor(store))
-    model.register_forward_pre_hook(lambda *_: setattr(store.attachment.follower, "running", None))
+    model.register_forward_pre_hook(lambda *_: setattr(store.attachment.run, "running", None))
     with pytest.raises(RuntimeError, match="A Halving may edit"):
         model(**given)
 

@@ -7,7 +7,7 @@ nothing is left behind.
 
 import functools
 import warnings
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 
 import pytest
 import torch
@@ -15,9 +15,7 @@ from diffusers import (
     EulerDiscreteScheduler,
     HeunDiscreteScheduler,
     StableDiffusionImg2ImgPipeline,
-    StableDiffusionPipeline,
 )
-from diffusers.callbacks import MultiPipelineCallbacks, PipelineCallback
 from diffusers.models.attention_processor import AttnProcessor, AttnProcessor2_0
 from helpers.followers import (
     FOLLOWERS,
@@ -48,57 +46,6 @@ def calls(pipe, _step, _t, tensors):
 
 def of_a_callback(pipe):
     return lambda: draw(pipe, callback_on_step_end=calls)
-
-
-class Called:
-    """A callback that is an object."""
-
-    def __call__(self, *given):
-        return calls(*given)
-
-
-def of_an_object(pipe):
-    return lambda: draw(pipe, callback_on_step_end=Called())
-
-
-def of_a_partial(pipe):
-    def callback(extra, pipe, _step, t, tensors):
-        called_by_hand(pipe, extra, t)
-        return tensors
-
-    return lambda: draw(pipe, callback_on_step_end=functools.partial(callback, 2))
-
-
-def of_a_method(pipe):
-    """A subclass hands a method of its own to the call that it inherits."""
-
-    class Watching(StableDiffusionPipeline):
-        def __call__(self, *args, **options):
-            return super().__call__(*args, callback_on_step_end=self.on_step, **options)
-
-        def on_step(self, *given):
-            return calls(*given)
-
-    pipe.__class__ = Watching
-    return lambda: draw(pipe)
-
-
-class Swallow(PipelineCallback):
-    """A callback as diffusers has it, around a function."""
-
-    tensor_inputs = ("latents",)
-
-    def __init__(self, function):
-        super().__init__(1.0)
-        self.function = function
-
-    def callback_fn(self, *given):
-        return self.function(*given)
-
-
-def of_several(pipe):
-    several = MultiPipelineCallbacks([Swallow(calls)])
-    return lambda: draw(pipe, callback_on_step_end=several)
 
 
 def of_another_batch(pipe):
@@ -228,24 +175,37 @@ def beside(caller):
     return {follower: warns(TOLD + caller) for follower in FOLLOWERS}
 
 
+@contextmanager
+def warns_and_refuses(said):
+    with pytest.warns(CaptureWarning, match=said), pytest.raises(RuntimeError, match=said):
+        yield
+
+
+TWICE = "called its .* 2 times in a step, for the same branch"
+OR_GRID = f"{TWICE}|the latent was .* at first and"  # a store begins anew with another grid
+# A callback's call of the model is a second one of its step.
+SECOND_CALL = {
+    captured: functools.partial(warns_and_refuses, TWICE),
+    attached: refuses(OR_GRID),
+    registered: functools.partial(warns_and_refuses, OR_GRID),
+}
 IMG2IMG = "StableDiffusionImg2ImgPipeline.__call__"
 SECOND = "A second run of the pipeline began"
 # What each follower says; whoever says nothing keeps the maps of the run without a word.
 TABLE = {
-    of_a_callback: beside("`callback_on_step_end`"),
+    of_a_callback: SECOND_CALL,
     before_a_hires_fix: beside(IMG2IMG),
-    around_another_pipeline: beside("`callback_on_step_end`"),
+    around_another_pipeline: beside(IMG2IMG),
     with_processors_set_before: {
         captured: warns("4 attention processors were replaced"),
         attached: refuses("none of the 8 layers.*They hold 8 x AttnProcessor2_0"),
         registered: refuses("was replaced by a AttnProcessor2_0"),
     },
-    of_an_object: beside("`callback_on_step_end`"),
-    of_a_partial: beside("`callback_on_step_end`"),
-    of_a_method: beside("`callback_on_step_end`"),
-    of_several: beside("`callback_on_step_end`"),
-    of_another_batch: beside("`callback_on_step_end`"),
-    of_a_guidance_function: beside("`scheduler.step`"),
+    of_another_batch: {
+        **SECOND_CALL,
+        registered: functools.partial(pytest.raises, ValueError, match="a batch of 3"),
+    },
+    of_a_guidance_function: SECOND_CALL,
     before_one_that_shares_the_scheduler: beside(IMG2IMG),
     after_a_warm_up: {
         captured: warns(TOLD + "called_by_hand"),
@@ -331,7 +291,7 @@ def test_calls_beside_a_run_of_joint_attention(follower):
     options = {"guidance_scale": 4.0, "max_sequence_length": 8}
     note = lambda _model, _args, kwargs: given.update(kwargs)  # noqa: E731
     hook = pipe.transformer.register_forward_pre_hook(note, with_kwargs=True)
-    plain = draw(pipe, **options)
+    draw(pipe, **options)
     hook.remove()
 
     def callback(pipe, _step, _t, tensors):
@@ -340,27 +300,21 @@ def test_calls_beside_a_run_of_joint_attention(follower):
             pipe.transformer(**{**given, "hidden_states": other[..., :-2]})  # of another grid
         return tensors
 
-    expected = followed(follower, pipe, lambda: draw(pipe, **options))
-    with pytest.warns(CaptureWarning, match="callback_on_step_end"):
+    with SECOND_CALL[follower]():
         options["callback_on_step_end"] = callback
-        kept = followed(follower, pipe, lambda: draw(pipe, **options))
-    torch.testing.assert_close(kept, expected, atol=1e-6, rtol=0)
-    torch.testing.assert_close(kept[0], plain, atol=1e-4, rtol=0)
+        followed(follower, pipe, lambda: draw(pipe, **options))
 
 
-def test_what_a_callback_calls_keeps_its_values():
-    """The calls that are not counted run untouched, under an edit too."""
-    pipe, made = small_pipe(), []
-
-    def callback(pipe, _step, _t, tensors):
-        made.append(called_by_hand(pipe))
-        return tensors
-
-    draw(pipe, callback_on_step_end=callback)
-    with pytest.warns(CaptureWarning, match="callback_on_step_end"):
+def test_an_edit_is_in_the_pipelines_own_passes_whatever_a_callback_calls():
+    pipe = small_pipe()
+    plain = draw(pipe)
+    with register_attention_control(pipe, lambda attn, *_: attn * 0):
+        expected = draw(pipe)
+    with pytest.warns(CaptureWarning, match=TWICE):
         with register_attention_control(pipe, lambda attn, *_: attn * 0):
-            draw(pipe, callback_on_step_end=callback)
-    torch.testing.assert_close(made[3:], made[:3], atol=1e-5, rtol=0)
+            edited = draw(pipe, callback_on_step_end=calls)
+    torch.testing.assert_close(edited, expected, atol=1e-5, rtol=0)
+    assert not torch.allclose(edited, plain, atol=1e-4)
 
 
 def test_two_captures_of_two_stages_on_one_model():

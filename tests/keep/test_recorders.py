@@ -1,7 +1,7 @@
 """One layer that records what it attends to, in a graph and beside it, against float64."""
 
 import copy
-from threading import Thread
+from threading import Thread, get_ident
 
 import pytest
 import torch
@@ -93,7 +93,8 @@ def recorded(calls=2, keep=None):
     unet = make_small_unet()
     layers = [layer for layer in find_denoiser(unet).layers if layer.name in CROSS]
     store = MapStore(layers, Keep.of() if keep is None else keep)
-    found, installed = Recorders(), Installation()
+    main = get_ident()
+    found, installed = Recorders(lambda: get_ident() == main), Installation()
     found.put(installed, unet, layers)
     for number in range(calls):
         now = running_pass(2, rows=(1,), size=(16, 16), n_text=77)
@@ -131,7 +132,9 @@ def test_a_layer_that_is_observed_now_is_forgotten():
 
 
 def test_another_thread_is_refused_where_there_are_recorders():
-    Recorders().check()  # of a model that runs eagerly: its observers know their thread
+    Recorders(
+        lambda: False
+    ).check()  # of a model that runs eagerly: its observers know their thread
     _, found, unet, _ = recorded()
     found.check()
     thread = Thread(target=unet, args=(torch.zeros(2, 4, 16, 16), 5, torch.ones(2, 77, 32)))

@@ -184,8 +184,9 @@ def test_rows_that_are_not_in_a_row_are_copied_once(tiny, options, monkeypatch):
     """InstructPix2Pix has the prompt first and the negative prompt last."""
     pipe, call = tiny
     order = "conditional", None, "unconditional"
-    in_call = Caller("pipeline", "the pipeline")
-    monkeypatch.setattr("sdattn.follow.pass_reader.caller_of", lambda _: in_call)
+    monkeypatch.setattr(
+        "sdattn.follow.pass_reader.caller_of", lambda pipe: Caller("the pipeline", pipe, 1, {})
+    )
     monkeypatch.setattr("sdattn.follow.pass_reader.GuidanceWatch.order", lambda *_: order)
     with capture(pipe, branch="both", **options) as store:
         assert copies_after_the_first(call) == 0

@@ -14,7 +14,9 @@ from helpers.newer import newer
 from helpers.transformer_rows import klein
 
 from sdattn import AttentionStore, capture
+from sdattn.follow.pass_reader import PassReader
 from sdattn.models.cache_contexts import BRANCHES, CacheContexts
+from sdattn.models.denoiser import find_denoiser
 from sdattn.models.guidance import GuidanceWatch
 
 IN_TURN = [row for row in ROWS if row.in_turn]
@@ -23,10 +25,14 @@ PROMPT, NEGATIVE = ("conditional",), ("unconditional",)
 
 def noted(pipe, orders):
     """Note the order of each call, until what is returned is called."""
-    watch = GuidanceWatch(pipe)
-    watch.listen()
-    hook = pipe.transformer.register_forward_pre_hook(lambda *_: orders.append(watch.order()))
-    return lambda: (hook.remove(), watch.close())
+    reader = PassReader(find_denoiser(pipe))
+    reader.listen()
+
+    def note(model, args, kwargs):
+        orders.append(reader.read(model, args, kwargs).order)
+
+    hook = pipe.transformer.register_forward_pre_hook(note, with_kwargs=True)
+    return lambda: (hook.remove(), reader.close())
 
 
 def branches_of(row, pipe):
@@ -98,14 +104,14 @@ def test_a_name_counts_wherever_it_comes():
 
 @torch.no_grad()
 def test_a_name_of_both_or_of_nobody_leaves_it_to_the_tables():
-    pipe, orders = klein(), []
-    pipe.scheduler.set_timesteps(2, mu=1.0)
-    stop = noted(pipe, orders)
-    calls_by_name(pipe, ["cond_uncond", None])
-    with pytest.raises(ValueError, match="3 times.*step"):
-        calls_by_name(pipe, ["a name of my own"])
-    stop()
-    assert orders == [PROMPT, NEGATIVE]
+    pipe = klein()
+    watch = GuidanceWatch(pipe)
+    watch.listen()
+    with pipe.transformer.cache_context("cond_uncond"):
+        assert [watch.order(None, number) for number in (0, 1)] == [PROMPT, NEGATIVE]
+        with pytest.raises(ValueError, match="3 times.*step"):
+            watch.order(None, 2)
+    watch.close()
 
 
 def test_the_innermost_name_counts_and_ends_with_its_block():

@@ -10,8 +10,9 @@ from helpers.modular_pipelines import modular
 from helpers.tiers import tiered
 from helpers.transformer_rows import qwen_image
 
-from sdattn.models.guidance import GuidanceWatch
-from sdattn.models.guiders import GuiderWatch, makes_negative
+from sdattn.follow.pass_reader import PassReader
+from sdattn.models.denoiser import find_denoiser
+from sdattn.models.guidance import GuidanceWatch, makes_negative
 
 PROMPT, NEGATIVE = "a red cat", "a red dog, cat"
 SKIPPED = LayerSkipConfig([1], "transformer_blocks", skip_attention=False, skip_ff=True)
@@ -49,10 +50,10 @@ def test_each_call_is_of_the_branch_whose_text_it_gets(name):
     guider, expected = GUIDERS[name]
     pipe = modular(qwen_image(), "QwenImageModularPipeline")
     pipe.update_components(guider=guider)
-    watch, calls = GuidanceWatch(pipe), []
+    reader, calls = PassReader(find_denoiser(pipe)), []
 
-    def note(_model, _args, kwargs):
-        calls.append((watch.order(1), kwargs["encoder_hidden_states"]))
+    def note(model, args, kwargs):
+        calls.append((reader.read(model, args, kwargs).order, kwargs["encoder_hidden_states"]))
 
     pipe.transformer.register_forward_pre_hook(note, with_kwargs=True)
     pipe(
@@ -70,8 +71,21 @@ def test_each_call_is_of_the_branch_whose_text_it_gets(name):
         is_prompt = text.shape == prompt.shape and torch.equal(text, prompt)
         assert is_prompt or order != ("conditional",)
         assert not is_prompt or order != ("unconditional",)
-    assert watch.in_turn
+    assert reader.watch.in_turn
     assert makes_negative(guider) == (name not in ("none", "disabled", "skipped layers alone"))
+
+
+class ModularPipeline:
+    """A modular pipeline as far as guidance goes."""
+
+    def __init__(self, guider):
+        self.guider = guider
+
+
+def watch_of(guider):
+    watch = GuidanceWatch(pipe := ModularPipeline(guider))
+    watch.kept = pipe  # which it holds weakly
+    return watch
 
 
 def test_asking_changes_nothing_of_the_guider():
@@ -79,8 +93,9 @@ def test_asking_changes_nothing_of_the_guider():
     guider.set_state(step=0, num_inference_steps=3, timestep=torch.tensor(1.0))
     guider.prepare_inputs({})
     before = dict(vars(guider))
-    watch = GuiderWatch()
-    assert [watch.order(guider), watch.order(guider)] == [("conditional",), ("unconditional",)]
+    watch = watch_of(guider)
+    orders = [watch.order(None, number) for number in (0, 1)]
+    assert orders == [("conditional",), ("unconditional",)]
     assert makes_negative(guider)
     after = vars(guider)
     assert after.keys() == before.keys() and all(after[name] is before[name] for name in before)
@@ -92,12 +107,12 @@ def test_a_prediction_that_is_not_known_is_refused_by_its_name():
 
     guider = Another(4.0)
     guider.set_state(step=0, num_inference_steps=3, timestep=torch.tensor(1.0))
-    watch = GuiderWatch()
-    assert watch.order(guider) == ("conditional",)
+    watch = watch_of(guider)
+    assert watch.order(None, 0) == ("conditional",)
     with pytest.raises(ValueError, match="pred_elsewhere of a Another"):
-        watch.order(guider)
+        watch.order(None, 1)
     with pytest.raises(ValueError, match="Call 3 .* nothing"):
-        watch.order(guider)
+        watch.order(None, 2)
 
 
 def test_guidance_that_has_ended_makes_a_negative_prompt_in_the_next_run():

@@ -15,7 +15,8 @@ from sdattn import CaptureError, capture, generate
 from sdattn.cli.info import shortcomings
 from sdattn.models.denoiser import find_denoiser
 from sdattn.models.facts import default_frames, frame_rate
-from sdattn.models.families import guidance_of, reader_of
+from sdattn.models.families import reader_of
+from sdattn.models.guidance import guidance_of
 from sdattn.models.reading import read_prompts
 
 PROMPTS = ["a red cat on the sofa", "a dog", " A turquoise Cat (a cat's SOFA)! "]

@@ -15,7 +15,8 @@ from helpers.tiny_tokenizers import tiny_mistral, tiny_qwen
 
 from sdattn.models.call_options import call_options
 from sdattn.models.encoders import refuse_unknown
-from sdattn.models.families import guidance_of, reader_of
+from sdattn.models.families import reader_of
+from sdattn.models.guidance import guidance_of
 from sdattn.models.reading import read_prompts
 
 # Some pipelines clean more of a prompt than its ends, which is refused.

@@ -18,8 +18,7 @@ from ..denoiser_call import unwrapped
 from ..encode_prompt import read_encoded
 from ..encoders import Reader, refuse_unknown
 from ..family import Family
-from ..guiders import guider_of
-from ..parts import GUIDED, Edits, Guidance, ImageLatents
+from ..parts import Edits, ImageLatents
 from ..pipeline import Options, Pipeline
 
 Fact = TypeVar("Fact")
@@ -152,32 +151,6 @@ def reader_of(pipe: Pipeline) -> Reader:
     if is_modular(pipe) or hasattr(pipe, "encode_prompt"):
         return read_encoded
     return refuse_unknown
-
-
-def guidance_of(pipe: Pipeline) -> Guidance:
-    """Return how a pipeline runs guidance: from the guider of a modular pipeline, or from the
-    family that names its class or nearest base; raise ValueError if there is none, or the class
-    lacks the property that its family needs."""
-    if is_modular(pipe) and guider_of(pipe) is not None:
-        return GUIDED
-    layouts: dict[str, Guidance] = {}
-    for family in _registered:
-        layouts.update(family.guidance)
-    for cls in type(pipe).__mro__:
-        found = layouts.get(cls.__name__)
-        if cls.__name__ in UNMAPPED:
-            raise InvalidValueError(
-                f"The maps of a {type(pipe).__name__} cannot be told apart: "
-                f"{UNMAPPED[cls.__name__]}. Use another pipeline of the same model."
-            )
-        has_property = hasattr(type(pipe), "do_classifier_free_guidance")
-        if found and (found.known_by != "property" or has_property):
-            return found
-    raise InvalidValueError(
-        f"How a {type(pipe).__name__} lays out guidance in its batch is not known. Capture its "
-        "UNet or transformer instead (capture(pipe.unet)): every batch row is then an image of "
-        "its own."
-    )
 
 
 def image_latents_of(pipe: Pipeline, *, invertible: bool = False) -> ImageLatents:

@@ -1,6 +1,6 @@
 """One follower for all that follow a run: what it tells its subscribers, and in which order."""
 
-from threading import Thread, get_ident
+from threading import Thread
 
 import pytest
 import torch
@@ -8,9 +8,7 @@ from helpers.chain_runs import make_pipe
 from helpers.tiny_pipelines import make_small_unet
 from torch.utils.checkpoint import checkpoint
 
-from sdattn.follow.follower import Follower, Subscriber
-from sdattn.follow.installer import Installation
-from sdattn.follow.pass_reader import PassReader
+from sdattn.follow.run import Subscriber, follow
 from sdattn.models.denoiser import find_denoiser
 
 SMALL = {"height": 64, "width": 64, "num_inference_steps": 2, "output_type": "latent"}
@@ -19,22 +17,22 @@ SMALL = {"height": 64, "width": 64, "num_inference_steps": 2, "output_type": "la
 class Told(Subscriber):
     """A subscriber that notes what it is told."""
 
-    def __init__(self, follower):
-        self.follower, self.notes = follower, []
+    def __init__(self, run):
+        self.run, self.notes = run, []
 
     def begin_run(self, first):
         self.notes.append("run")
 
     def begin_pass(self, begun):
-        assert self.follower.running is begun and self.follower.in_call
+        assert self.run.running is begun and self.run.is_open()
         self.notes.append("direct" if begun.is_direct else "begin")
 
     def end_pass(self, ended):
-        assert not self.follower.in_call
+        assert not self.run.is_open()
         self.notes.append("end")
 
     def stray(self, call):
-        assert self.follower.running is call
+        assert self.run.running is call and not self.run.is_open()
         self.notes.append("stray")
 
 
@@ -43,11 +41,11 @@ def followed():
     """(pipeline, subscriber), while it is told."""
     pipe = make_pipe(make_small_unet())
     denoiser = find_denoiser(pipe)
-    with Installation() as installed:
-        follower = Follower(denoiser, PassReader(denoiser), installed, thread=get_ident())
-        told = Told(follower)
-        follower.subscribe(told)
-        follower.follow(pipe.unet)
+    run = follow(denoiser, branch="conditional", guidance="batch")
+    told = Told(run)
+    run.subscribe(told)
+    with run.installed:
+        run.watch(pipe.unet)
         yield pipe, told
     assert not pipe.unet._forward_pre_hooks and not pipe.unet.conv_in._forward_pre_hooks
 
@@ -59,16 +57,33 @@ def by_hand(unet, call=None):
 
 def test_a_run_its_passes_and_strays(followed):
     pipe, told = followed
+    other = type(pipe)(**pipe.components, requires_safety_checker=False)
+
+    def callback(_pipe, step, _t, tensors):
+        if not step:
+            other("a dog", **SMALL)
+        return tensors
+
+    pipe.scheduler = type(pipe.scheduler).from_config(pipe.scheduler.config)
+    pipe("a cat", callback_on_step_end=callback, **SMALL)
+    step = ["begin", "end"]
+    assert told.notes == ["run", *step, "stray", "stray", *step]
+    assert told.run.doubts.strays().startswith("2 call(s)")
+    assert not told.run.doubts.step_calls()
+    assert not told.run.in_call and told.run.running is None
+
+
+def test_a_call_of_a_callback_is_a_second_one_of_its_step(followed):
+    pipe, told = followed
 
     def callback(pipe, _step, _t, tensors):
         by_hand(pipe.unet)
         return tensors
 
     pipe("a cat", callback_on_step_end=callback, **SMALL)
-    step = ["begin", "end", "stray"]
-    assert told.notes == ["run", *step, *step]
-    assert str(told.follower.strays).startswith("2 call(s)")
-    assert not told.follower.in_call and told.follower.running is None
+    assert told.notes == ["run", *["begin", "end"] * 4]
+    assert "2 times in a step" in told.run.doubts.step_calls()
+    assert not told.run.doubts.strays()
 
 
 def test_calls_of_forward_alone_and_of_another_thread(followed):
@@ -105,4 +120,4 @@ def test_a_call_that_breaks_off_or_cannot_be_read(followed):
     told.failed = heard.append
     with pytest.raises(TypeError):  # the model's own
         pipe.unet()
-    assert len(heard) == 1 and told.follower.running is None
+    assert len(heard) == 1 and told.run.running is None
