@@ -27,18 +27,8 @@ PATTERNS = {
 }
 NAMES = re.compile(r"\b(?:wanted|rests|heard|travels)\b")  # in code and comments
 MOST = {
-    "batch": {"name": 17, "cannot be": 1, "is none": 1},
-    "cli": {"cannot be": 1, "is none": 1},
-    "control": {"name": 3},
-    "edit": {"name": 4},
-    "follow": {"name": 14},
-    "keep": {"name": 3, "is none": 1, "pay to": 1},
-    "loading": {"is none": 1},
-    "look": {"name": 9, "pay to": 1},
-    "maps": {"name": 1, "pay to": 1},
-    "models": {"picture": 1, "one's own": 1, "all but one": 1},
-    "runs": {"name": 2, "those of": 1, "is none": 1},
-    "unknown": {"is none": 1},
+    "models": {"picture": 1},
+    "runs": {"those of": 1},
 }
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 

@@ -4,6 +4,7 @@ models: what `bench_growth` measures."""
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import wraps
 from time import thread_time
 from typing import Any
 
@@ -33,10 +34,6 @@ class Shape:
     frames: int = 0
 
 
-class DoneError(Exception):
-    """The end of a pass, after the one layer that is measured."""
-
-
 class OneLayer:
     """A model in whose passes one attention layer runs, on random states, and nothing else.
 
@@ -58,8 +55,14 @@ class OneLayer:
     ):
         [self.layer] = [one for one in find_denoiser(model).layers if one.name == name]
         self.model, self.widths, self._size, self._inputs = model, widths, size, inputs
-        for child in model.children():
-            child.register_forward_pre_hook(self._run)
+
+        @wraps(model.forward)
+        def run_layer(*_: Any, **__: Any) -> None:
+            before = thread_time()
+            self.layer.module(*self.given)
+            self.seconds = thread_time() - before
+
+        model.forward = run_layer
 
     def prepare(self, shape: Shape) -> int:
         """Make the states and arguments of a call; return the number of the layer's queries."""
@@ -73,17 +76,8 @@ class OneLayer:
 
     def call(self) -> float:
         """Run a pass; return the thread's seconds in the layer."""
-        try:
-            self.model(**self.inputs)
-        except DoneError:
-            return self.seconds
-        raise AssertionError("the layer did not run")
-
-    def _run(self, *_: Any) -> None:
-        before = thread_time()
-        self.layer.module(*self.given)
-        self.seconds = thread_time() - before
-        raise DoneError
+        self.model(**self.inputs)
+        return self.seconds
 
 
 def unet(name: str, width: int) -> OneLayer:

@@ -105,8 +105,8 @@ FAULTS = [
     ),
     Fault(
         "look/attended.py",
-        "tuple(video * self.frames + frame for video in videos for frame in frames)",
-        "tuple(video + frame for video in videos for frame in frames)",
+        "probs.unflatten(0, (self.batch, -1)).transpose(1, 2).flatten(2, 3)",
+        "probs.unflatten(0, (-1, self.batch)).transpose(0, 1).transpose(1, 2).flatten(2, 3)",
         "frames of the second video are the first one's",
         ("look/test_attended.py",),
     ),
@@ -295,8 +295,8 @@ FAULTS = [
     ),
     Fault(
         "keep/sums.py",
-        "attended.query.shape, attended.key.shape, attended.heads",
-        "attended.query.shape, attended.key.shape",
+        "call.query.shape, call.key.shape, call.heads",
+        "call.query.shape, call.key.shape",
         "layers of other heads are computed together",
         ("keep/test_queue.py",),
     ),

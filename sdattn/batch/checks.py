@@ -44,7 +44,7 @@ class Job:
 
 class Checks:
     """Checks of items, a part of the list at a time; each set of options is checked once, and so is
-    each text of which words are wanted.
+    each text whose words are asked for.
 
     Args:
         pipe: the pipeline that will draw.

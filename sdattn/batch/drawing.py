@@ -44,15 +44,15 @@ class BatchDrawer:
         self.preset = preset_for(pipe, preset)
         self.limit: int | None = None  # items that fit; None: as many as a batch has
 
-    def draw(self, batch: Sequence[Job], wanted: Container[str]) -> None:
-        """Draw a batch's ``wanted`` items with the others: bit for bit as in a full batch."""
+    def draw(self, batch: Sequence[Job], needed: Container[str]) -> None:
+        """Draw a batch's ``needed`` items with the others: bit for bit as in a full batch."""
         # The prompts of one edit are a batch already.
         size = 1 if batch[0].item.edit_to is not None else min(self.limit or len(batch), len(batch))
         for start in range(0, len(batch), size):
-            self._attempt(batch[start : start + size], wanted)
+            self._attempt(batch[start : start + size], needed)
 
-    def _attempt(self, part: Sequence[Job], wanted: Container[str]) -> None:
-        if not any(job.item.id in wanted for job in part):
+    def _attempt(self, part: Sequence[Job], needed: Container[str]) -> None:
+        if not any(job.item.id in needed for job in part):
             return
         from accelerate.utils.memory import clear_device_cache, should_reduce_batch_size
 
@@ -65,17 +65,17 @@ class BatchDrawer:
             too_large = isinstance(error, torch.OutOfMemoryError) or should_reduce_batch_size(error)
         else:
             for job, (image_run, edit_run) in zip(part, drawn, strict=True):
-                if job.item.id in wanted:
+                if job.item.id in needed:
                     self.store(job, image_run, edit_run)
             return
         if too_large:
             clear_device_cache(garbage_collection=True)
         if len(part) > 1:
-            self._attempt_fewer(part, wanted, halved=too_large)
-        elif part[0].item.id in wanted:
+            self._attempt_fewer(part, needed, halved=too_large)
+        elif part[0].item.id in needed:
             self.fail(part[0], reason, text)
 
-    def _attempt_fewer(self, part: Sequence[Job], wanted: Container[str], *, halved: bool) -> None:
+    def _attempt_fewer(self, part: Sequence[Job], needed: Container[str], *, halved: bool) -> None:
         """Try a batch again that failed: half as many if memory was short, else each by itself, as
         it is unknown whose fault it was."""
         size = 1
@@ -86,7 +86,7 @@ class BatchDrawer:
             )
         start = 0
         while start < len(part):
-            self._attempt(part[start : start + size], wanted)
+            self._attempt(part[start : start + size], needed)
             start += size
             size = min(size, self.limit or size)  # it may have been halved again
 

@@ -92,7 +92,7 @@ def map_shards(
                 under_way.add(pool.submit(engine.draw, manifest, shard, tell))
             if not under_way:
                 return
-            # Woken twice a second, so that signals are heard.
+            # Woken twice a second, so that signals are noticed.
             done, under_way = wait(under_way, timeout=0.5, return_when=FIRST_COMPLETED)
             for future in done:
                 yield future.result()

@@ -123,10 +123,10 @@ def printable(text: str) -> str:
 
 
 def _check_field(name: str, value: object) -> None:
-    holds, wanted = _RULES.get(name, (None, ""))
+    holds, rule = _RULES.get(name, (None, ""))
     if holds:
         if not holds(value):
-            raise InvalidValueError(f"{name}={shown(value)}: {wanted}.")
+            raise InvalidValueError(f"{name}={shown(value)}: {rule}.")
     elif name == "image":
         raise InvalidValueError("image is for one to explain. Pass the list as `photos`.")
     elif (ours := meant(name)) or not name.isidentifier():

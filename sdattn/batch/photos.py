@@ -56,7 +56,7 @@ class Photo:
     size: tuple[int, int] = (0, 0)
 
     def seen(self, data: bytes | None = None) -> "Photo":
-        """Return the image with its checksum and size; raise ValueError if it is none."""
+        """Return the image with its checksum and size; raise ValueError for anything else."""
         data = self.read() if data is None else data
         if not data:
             raise InvalidValueError(f"{self.name} is empty.")

@@ -133,7 +133,7 @@ class Request:
 
     @property
     def masks(self) -> MaskSettings:
-        """Which masks there are; raise ValueError for a word or share that cannot be."""
+        """Return the masks to save; raise ValueError for an invalid word or share."""
         words = None if self.mask_words is None else tuple(self.mask_words)
         return MaskSettings(words, self.mask_threshold)  # type: ignore[arg-type]
 

@@ -84,7 +84,7 @@ class _Command(_Literal, TyperCommand):
 
 
 def _advise(error: Any, ctx: Any) -> None:
-    """Say what an option that is none, or an argument too many, may have been."""
+    """Say what an unknown option, or a surplus argument, may have meant."""
     if "unexpected extra argument" in str(getattr(error, "message", "")):
         error.message += ". Put a prompt, or a name, of several words in quotes."
     asked = str(getattr(error, "option_name", ""))
@@ -109,7 +109,7 @@ def _with_value(error: Any) -> str:
 
 
 def _with_nearest(message: str) -> str:
-    """Add the nearest choice to typer's message for a value that is none of an option's.
+    """Add the nearest choice to typer's message for an invalid value of an option.
 
     >>> _with_nearest("'damm' is not one of 'default', 'daam'.")
     "'damm' is not one of 'default', 'daam'. Did you mean 'daam'?"

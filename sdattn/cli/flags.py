@@ -49,7 +49,7 @@ def spelled(text: str, command: Any) -> str:
 
 
 def _flag(option: Any, literal: str | None) -> str | None:
-    """Return an option as it is typed, or None if its value cannot be."""
+    """Return an option as it is typed, or None if its value is invalid."""
     [on, *_] = option.opts
     if literal == "False":
         return option.secondary_opts[0] if option.secondary_opts else None

@@ -61,8 +61,8 @@ def refine(source: Prompt, target: Prompt) -> Tensor:
     taken = torch.full((len(target.tokens),), -1)
     pairs = [(source.words[i].columns, target.words[j].columns) for i, j in matches(source, target)]
     for ours, theirs in [*pairs, *_around(source, target)]:
-        for column, wanted in zip(ours, theirs, strict=False):
-            taken[wanted] = column
+        for column, other in zip(ours, theirs, strict=False):
+            taken[other] = column
     return taken
 
 

@@ -266,7 +266,7 @@ class Attachment(Subscriber):
         if store is None or ended.of_no_prompt:
             return
         if not self._calls:
-            # It rests, or had its turn before all layers got another controller.
+            # It is suspended, or had its turn before all layers got another controller.
             had_its_turn = store.cur_step and is_taken(self._layers)
             if not (had_its_turn or is_suspended(self._layers, store)):
                 self._n_missed += 1

@@ -155,12 +155,12 @@ def _corners(values: Tensor, cells: Tensor) -> Tensor:
     highest values are from the box's outline, within a cell of either of its ends."""
     total = values.new_zeros(())
     for axis in (0, 1):
-        wanted = cells.amax(axis)
-        within = wanted.nonzero().flatten()
+        extent = cells.amax(axis)
+        within = extent.nonzero().flatten()
         first = int(within[0])
         last = int(within[-1]) + 1
-        near = torch.zeros_like(wanted)
+        near = torch.zeros_like(extent)
         near[max(first - 1, 0) : first + 2] = 1
         near[max(last - 1, 0) : last + 2] = 1
-        total = total + ((values.amax(axis) - wanted).abs() * near).mean()
+        total = total + ((values.amax(axis) - extent).abs() * near).mean()
     return total

@@ -124,7 +124,7 @@ def _same(tokens: Sequence[int], got: Sequence[int]) -> bool:
     return list(got[: len(tokens)]) == list(tokens) and len(set(got[len(tokens) :])) <= 1
 
 
-class _Heard(local):
+class _Noted(local):
     """Tokens that each text encoder got in this thread within the last call of the pipeline."""
 
     def __init__(self) -> None:
@@ -150,7 +150,7 @@ class PromptWatch:
         self._argument = family.text_argument
         self._options = family.text_options
         self._reads_ids = family.reads_ids
-        self._heard = _Heard()
+        self._noted = _Noted()
 
     def listen(self, installed: Installation) -> None:
         """Listen to the text encoders until the installation is removed."""
@@ -160,11 +160,11 @@ class PromptWatch:
     def drawn(self) -> DrawnPrompts | None:
         """Return the prompts of the running call, or None if unknown; ask before a pass."""
         pipeline = self._pipeline()
-        heard = self._heard
+        noted = self._noted
         variables = running_variables(pipeline)
-        if variables is None or heard.call != running_call(pipeline):
+        if variables is None or noted.call != running_call(pipeline):
             return None
-        heard.is_read = True
+        noted.is_read = True
         negative_names = (f"negative_{self._argument}", "negative_prompt")
         prompt = _first_text(variables, self._argument, "prompt")
         negative = _first_text(variables, *negative_names)
@@ -173,15 +173,15 @@ class PromptWatch:
             branches.insert(0, ("conditional", prompt))
         # Prompt and negative prompt, a call of each encoder for either. More calls are chunks of a
         # long prompt, or something else of the pipeline's own.
-        if any(len(calls) > len(branches) for calls in heard.ids.values()):
+        if any(len(calls) > len(branches) for calls in noted.ids.values()):
             return None  # which call had which text is not known
         texts = {}
         ids = {}
-        most = max(map(len, heard.ids.values()), default=0)
+        most = max(map(len, noted.ids.values()), default=0)
         for number, (branch, text) in enumerate(branches[:most]):
             # The prompts are encoded first. What an encoder got that is not called for every text
             # (ByT5, for quoted text alone) may be of either branch.
-            got = {name: calls[min(number, len(calls) - 1)] for name, calls in heard.ids.items()}
+            got = {name: calls[min(number, len(calls) - 1)] for name, calls in noted.ids.items()}
             rows = _text_of_each_row("" if text is None else text, list(got.values()))
             if rows is not None:
                 texts[branch] = rows
@@ -200,10 +200,10 @@ class PromptWatch:
             call = running_call(self._pipeline())
             if call is None or not isinstance(ids, Tensor) or ids.ndim != 2:
                 return  # called by hand, or with embeddings
-            heard = self._heard
-            if heard.is_read or heard.call != call:
-                heard.begin(call)
-            heard.ids.setdefault(encoder, []).append(ids.detach().clone())
+            noted = self._noted
+            if noted.is_read or noted.call != call:
+                noted.begin(call)
+            noted.ids.setdefault(encoder, []).append(ids.detach().clone())
 
         return hear
 

@@ -249,10 +249,10 @@ class PassReader:
             return None
         rows = branch_rows(begun.order, begun.batch)
         every = range(begun.batch)
-        wanted = BRANCHES[self._branch]
-        if not set(wanted) <= set(rows):
+        branches = BRANCHES[self._branch]
+        if not set(branches) <= set(rows):
             return None
-        return [(row, name) for name in wanted for row in every[rows[name]]]
+        return [(row, name) for name in branches for row in every[rows[name]]]
 
     def _lay_out(self, begun: Pass, call: DenoiserCall, in_run: bool) -> None:
         """Find the grid, the text's columns, and whether the text changed since the last pass."""

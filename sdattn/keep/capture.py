@@ -203,7 +203,7 @@ class Watch(Subscriber):
         if layer.kind != "joint" and self.text_states is not None:
             source = partial(see_other_text, self.text_states, reader.frame_rows)
         is_open = self.run.is_open
-        observer = observing(inner, layer_sum.take, source, is_open, layer_sum.wanted)
+        observer = observing(inner, layer_sum.take, source, is_open, layer_sum.is_needed)
         observer.stream = self.stream
         observer.is_self = layer.kind == "self"
         if layer.kind == "joint":

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class TextOnly(Sum):
-    """Layer that hands what it pays to the text to the layers that spread it; it holds nothing.
+    """Layer whose attention to the text is handed to the layers that spread it; it holds nothing.
 
     Args:
         spreading: shared by all layers of the capture.

@@ -168,11 +168,11 @@ class Recorders:
             self._ran = frozenset(name for name, calls in often.items() if calls)
         for layer, recorder in held:
             kept = store.sums[layer.name]
-            if kept.wanted() and layer.name in self._ran:
+            if kept.is_needed() and layer.name in self._ran:
                 kept.add(Recorded(cast(Tensor, recorder.sums), layer.heads))
 
     def rest(self) -> None:
-        """Record nothing until the next pass: a call that is none may have other shapes."""
+        """Record nothing until the next pass: a stray call may have other shapes."""
         for recorder in self._of.values():
             recorder.sums = None
 

@@ -101,7 +101,7 @@ class Sum:
         """Passes whose maps are held, or whose mean is held, in order."""
         return self.seen[-1:] if self.keep.steps.last else self.seen
 
-    def wanted(self) -> bool:
+    def is_needed(self) -> bool:
         """Check whether the layer's call that begins now is kept."""
         return self.running is not None
 

@@ -30,7 +30,7 @@ _PICKLES = {".bin", ".ckpt", ".pt", ".pth", ".pkl", ".pickle"}
 
 
 def read_index(folder: Path) -> dict[str, Any]:
-    """Return a pipeline folder's ``model_index.json``; raise ValueError if it is none, names
+    """Return a pipeline folder's ``model_index.json``; raise ValueError if it is not one, names
     classes from elsewhere than diffusers and transformers, or a part has weights only in
     pickles."""
     index = _object(folder / "model_index.json")

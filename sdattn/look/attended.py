@@ -125,7 +125,7 @@ class Softmax(ByQuery):
         if call.logsumexp is None and self._shows_all:
             probs = attention_probs(query, key.float(), mask, scale=self.scale)
             return chosen_columns(probs, columns)
-        # The operation in _of_rows has no gradient; if one is wanted, torch's own computes it.
+        # The operation in _of_rows has no gradient; if one is needed, torch's own computes it.
         needs_graph = call.query.requires_grad or call.key.requires_grad
         if call.logsumexp is None and needs_graph and torch.is_grad_enabled():
             of_rows = plain.logsumexp(query, key, mask, self.scale)

@@ -34,7 +34,7 @@ class Queries:
 
     @classmethod
     def of(cls, queries: Any, keys: Any) -> Queries:
-        """Read the options of :func:`sdattn.capture`; raise ValueError for what they cannot be."""
+        """Read the options of :func:`sdattn.capture`; raise ValueError for invalid ones."""
         if keys not in (None, "image", "text"):
             raise refuse("keys", keys, ("image", "text"))
         if isinstance(queries, str) and queries == "text":

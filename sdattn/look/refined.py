@@ -38,7 +38,7 @@ class Spreading:
     over all, and in the first pass over those that ran before and the layer itself.
 
     Args:
-        is_part: True if further layers hand in what they pay to the text, and spread nothing.
+        is_part: True if further layers only contribute their attention to the text.
     """
 
     def __init__(self, is_part: bool = False) -> None:
@@ -47,7 +47,7 @@ class Spreading:
         self._begin()
 
     def _begin(self) -> None:
-        # of the pass that runs: what each layer pays to the text, and what it made of a map
+        # of the running pass: each layer's attention to the text, and what it made of a map
         self.text = Mean()
         self.spread = Mean()
 

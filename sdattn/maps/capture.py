@@ -205,8 +205,8 @@ def capture(
         frames: frames of a video's latent to keep, counted from 0; None for all. A latent frame
             may stand for several video frames, see :meth:`sdattn.Heatmap.of_frames`.
         depth: with ``refine="self"``, the part of the depth whose blocks spread maps and have one,
-            ``(0.5, 1.0)`` for the second half of the blocks, at least one block; the others hand
-            in only what they pay to the text. None for all.
+            ``(0.5, 1.0)`` for the second half of the blocks, at least one block; the others
+            only contribute their attention to the text. None for all.
         queries: who attends. ``"image"``: the image, to the text. ``"text"``, in joint attention:
             the text, to the image, so that a word's map shows where the word looked; a column of a
             layer's maps sums to less than 1 over the cells. A list of cells of the latent, ``[(row,

@@ -203,7 +203,7 @@ class _Reading:
         read: list[Prompt | None] = [None] * len(self.given)
         for branch in dict.fromkeys(branches):  # all of a batch at once: it may share its length
             positions = [i for i, side in enumerate(branches) if side == branch]
-            if self.drawn is None or branch not in self.drawn.texts:  # no encoder was heard
+            if self.drawn is None or branch not in self.drawn.texts:  # no encoder was watched
                 for one in (self.given[i] for i in positions):
                     if isinstance(one, str):
                         refuse_weights(one)

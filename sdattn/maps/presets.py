@@ -36,7 +36,7 @@ _CHOICES: dict[str, tuple[str | None, ...]] = {
 @dataclass(frozen=True)
 class Preset:
     """A way from the maps of layers ``A_l[step, head, cell, token]`` to one map per token; raise
-    ValueError for a value that is none of these.
+    ValueError for any other value.
 
     Attributes:
         places: places of the layers to read.

@@ -185,8 +185,8 @@ class _Reading:
                 return source
         # The pipeline puts the same around a private character as around the prompt.
         if self._around is None:
-            heard = self._overhear([PLACEHOLDER])
-            pieces = [one.text.partition(PLACEHOLDER) for one in heard.tokenized]
+            noted = self._overhear([PLACEHOLDER])
+            pieces = [one.text.partition(PLACEHOLDER) for one in noted.tokenized]
             self._around = [(before, after) for before, found, after in pieces if found]
         for before, after in self._around:
             for source in rewritings:

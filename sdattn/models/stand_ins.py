@@ -75,8 +75,8 @@ def overhear(
     Raises:
         ValueError: the pipeline computes with the text encoders' states.
     """
-    heard = Overheard()
-    copy = _copy(pipe, heard)
+    noted = Overheard()
+    copy = _copy(pipe, noted)
     with _hushed(pipe), torch.no_grad():
         if is_modular(pipe):
             outputs = _run_block(copy, texts, options)
@@ -96,14 +96,14 @@ def overhear(
             known = inspect.signature(copy.encode_prompt).parameters
             outputs = copy.encode_prompt(**{name: given[name] for name in known if name in given})
     origins: Column = []
-    for row, one in enumerate(heard.encoded):
+    for row, one in enumerate(noted.encoded):
         origins += [(row, k) for k in range(len(one.ids))]
     for output in outputs if isinstance(outputs, tuple) else (outputs,):
         is_batch = isinstance(output, Tensor) and output.ndim > 2
         rows = list(output) if is_batch or isinstance(output, list) else []
         if any(isinstance(row, Tensor) and _holds_numbers(row) for row in rows):
-            heard.outputs.append([_columns(row, origins) for row in rows])
-    return heard
+            noted.outputs.append([_columns(row, origins) for row in rows])
+    return noted
 
 
 def _holds_numbers(row: Tensor) -> bool:
@@ -120,7 +120,7 @@ def _columns(row: Tensor, origins: Column) -> list[Column]:
     return columns
 
 
-def _copy(pipe: Pipeline, heard: Overheard) -> Any:
+def _copy(pipe: Pipeline, noted: Overheard) -> Any:
     """Return a copy of a pipeline, on the CPU, with tokenizers that note and with stand-ins."""
     kind = type(pipe)
     members = {"device": CPU, "_execution_device": CPU, "__module__": kind.__module__}
@@ -131,7 +131,7 @@ def _copy(pipe: Pipeline, heard: Overheard) -> Any:
     encoders = {}
     for name, part in vars(pipe).items():
         if callable(part) and (name.startswith("tokenizer") or name == "processor"):
-            parts[name] = _noting(part, heard)
+            parts[name] = _noting(part, noted)
         elif name.startswith("text_encoder") and (part is None or callable(part)):
             encoders[name] = part
     # Encoders that were freed, after a run on prompt_embeds, are stood in for too. SD3's third may
@@ -140,18 +140,18 @@ def _copy(pipe: Pipeline, heard: Overheard) -> Any:
     for name, part in encoders.items():
         twin = parts.get(name.replace("text_encoder", "tokenizer"))
         if part is not None:
-            parts[name] = StandIn(name, type(part), heard)
+            parts[name] = StandIn(name, type(part), noted)
         elif twin is not None and (are_gone or name != "text_encoder_3"):
-            parts[name] = StandIn(name, getattr(hints.get(name), "annotation", ""), heard)
+            parts[name] = StandIn(name, getattr(hints.get(name), "annotation", ""), noted)
     return copy
 
 
-def _noting(part: Any, heard: Overheard) -> Any:
+def _noting(part: Any, noted: Overheard) -> Any:
     """Return a copy of a tokenizer, or of a processor with one, that notes what it is asked."""
     kind = type(part)
     if getattr(part, "tokenizer", None) is not None:
         copy: Any = object.__new__(kind)
-        vars(copy).update(vars(part), tokenizer=_noting(part.tokenizer, heard))
+        vars(copy).update(vars(part), tokenizer=_noting(part.tokenizer, noted))
         return copy
 
     def note(self: Any, text: Any = None, *args: Any, **options: Any) -> Any:
@@ -162,7 +162,7 @@ def _noting(part: Any, heard: Overheard) -> Any:
         if ids and not isinstance(ids[0], list):
             ids = [ids]
         for one, own in zip(texts, ids, strict=False):
-            heard.tokenized.append(Tokenized(self, one, options, own))
+            noted.tokenized.append(Tokenized(self, one, options, own))
         return found
 
     copy = object.__new__(type(kind.__name__, (kind,), {"__call__": note}))
@@ -178,10 +178,10 @@ class StandIn(nn.Module):
     dtype = torch.float32
     device = CPU
 
-    def __init__(self, name: str, kind: object, heard: Overheard):
+    def __init__(self, name: str, kind: object, noted: Overheard):
         super().__init__()
         self._pools_first = "WithProjection" in str(kind)
-        self._heard = heard
+        self._noted = noted
         # SD3 fills up the states of its CLIPs, side by side, to the width of T5's.
         self._width = int(name[-1]) if name[-1].isdigit() else 1
         self.config = SimpleNamespace(
@@ -199,12 +199,12 @@ class StandIn(nn.Module):
         self, input_ids: Tensor, attention_mask: Tensor | None = None, **_: object
     ) -> "_Output":
         rows, length = input_ids.shape
-        first = 1 + sum(len(one.ids) for one in self._heard.encoded)
+        first = 1 + sum(len(one.ids) for one in self._noted.encoded)
         numbers = torch.arange(first, first + rows * length, dtype=self.dtype, device=CPU)
         states = numbers.view(rows, length, 1).expand(rows, length, self._width)
         for i, ids in enumerate(input_ids.tolist()):
             seen = None if attention_mask is None else attention_mask[i].int().tolist()
-            self._heard.encoded.append(Encoded(ids, seen))
+            self._noted.encoded.append(Encoded(ids, seen))
         pooled = torch.zeros(rows, self._width, device=CPU)
         found = _Output(text_embeds=pooled) if self._pools_first else _Output()
         found.update(last_hidden_state=states, pooler_output=pooled)

@@ -58,8 +58,8 @@ def drawings(
         return _video_drawings(run.video, maps, title, parts, scale, masks)
     files: dict[str, bytes] = {}
     names = [f"{name}.png" for name in named(heatmap.label for heatmap in maps)]
-    wanted = {"overlays", "grid"}.intersection(parts)
-    tiles = [heatmap.overlay(run.image, scale=scale) for heatmap in maps] if wanted else []
+    overlaid = {"overlays", "grid"}.intersection(parts)
+    tiles = [heatmap.overlay(run.image, scale=scale) for heatmap in maps] if overlaid else []
     if "overlays" in parts:
         files |= {
             f"heatmaps/{n}": png(tile, **_QUICK) for n, tile in zip(names, tiles, strict=True)

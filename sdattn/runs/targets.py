@@ -58,7 +58,7 @@ def run_around(path: Path) -> Path | None:
 
 
 def _document(path: Path) -> dict[str, Any]:
-    """Read a JSON file of ours; {} if it is none."""
+    """Read a JSON file of ours; {} for any other file."""
     document = read_object(path)
     return document if str(document.get("format")).startswith("sdattn-") else {}
 

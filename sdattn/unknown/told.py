@@ -162,7 +162,7 @@ def told_family(model: Any, text: Any, grid: Any) -> ToldFamily:
 
 def checked_grid(grid: Any) -> Size:
     """Return a grid that was told, or that a function of a call returned; raise TypeError or
-    ValueError if it is none."""
+    ValueError for anything else."""
     given = grid.tolist() if isinstance(grid, Tensor) else grid
     sides = [whole(side) for side in given] if isinstance(given, (tuple, list)) else []
     if len(sides) not in (2, 3) or not all(side and side > 0 for side in sides):

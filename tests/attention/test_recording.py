@@ -14,7 +14,7 @@ from sdattn.attention.recording import logsumexp, record_share, record_softmax
 
 B, HEADS, N, T, WIDTH = 2, 3, 20, 7, 8
 SCALE = 0.3
-PLACES = {"all in one": {}, "a head at a time": {"PART": 1}}
+PLACES = {"all in one": {}, "a head at a time": {"MAX_PROBS_AT_ONCE": 1}}
 MASKS = {
     "no mask": None,
     "keys": (1, 1, 1, T),
@@ -89,7 +89,7 @@ def test_a_row_that_may_attend_to_nothing_adds_nothing(place):
 
 @pytest.mark.parametrize("part", [1, 1 << 23], ids=["by heads", "at once"])
 def test_large_scores_are_as_exact(part, monkeypatch):
-    monkeypatch.setattr(plain, "PART", part)
+    monkeypatch.setattr(plain, "MAX_PROBS_AT_ONCE", part)
     query, key, _, scores = inputs(large=15)
     assert scores.abs().max() > 100
     total = torch.zeros(B, N, T)

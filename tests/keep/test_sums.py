@@ -123,9 +123,9 @@ def test_the_graph_is_kept_where_it_is_asked_for(grad):
 
 def test_no_call_is_wanted_between_passes():
     held = running_sum()
-    assert held.wanted()
+    assert held.is_needed()
     held.running = None
-    assert not held.wanted()
+    assert not held.is_needed()
 
 
 def test_of_a_model_without_a_grid_the_queries_are_one_row():

@@ -45,7 +45,7 @@ def _parts(text: str) -> Iterator[Source]:
     if "".join(part for part, _ in parts) != text:
         raise InvalidValueError(
             f"LongCat-Image mixes up the apostrophes of {text!r} when it looks for quoted text. "
-            "Write all words but one without."
+            "Use an apostrophe in at most one word."
         )
     start = 0
     for part, is_quoted in parts:

@@ -40,7 +40,7 @@ class OwnModels(Family):
 
 FAMILIES = (
     OwnModels(
-        name="models of one's own whose attention is all sdattn.attention.MultiHeadAttention",
+        name="custom models built from sdattn.attention.MultiHeadAttention",
         grid=lambda *_: (),  # never asked
     ),
 )
