@@ -90,7 +90,7 @@ FAULTS = [
     ),
     Fault(
         "follow/drawn.py",
-        "if any(len(calls) > len(branches) for calls in heard.ids.values()):",
+        "if any(len(calls) > len(branches) for calls in noted.ids.values()):",
         "if False:",
         "chunks of a long prompt count as prompt and negative prompt",
         ("follow/test_drawn.py",),

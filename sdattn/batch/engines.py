@@ -105,7 +105,6 @@ class ThisProcess:
 
     def __init__(self, request: Request):
         self.request = replace(request, device=worker_devices(request)[0])
-        self.torch_threads = torch.get_num_threads()  # a small model runs in one
 
     def describe(self) -> Loaded:
         return describe(self.request)
@@ -115,7 +114,6 @@ class ThisProcess:
 
     def close(self) -> None:
         forget_pipeline()
-        torch.set_num_threads(self.torch_threads)
 
 
 class _Workers(ABC):

@@ -13,6 +13,8 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import NamedTuple
 
+import torch
+
 from ..errors import AccessError, InvalidValueError, RunError
 from ..files.place import Files, Place
 from ..files.records import plain
@@ -44,7 +46,7 @@ from .records import (
     sound_record,
 )
 from .request import STOPS, Outcome, Request, part_of_environment
-from .shard import Loaded, is_done, load, pack_item, shard_fingerprint
+from .shard import Loaded, forget_pipeline, is_done, load, pack_item, shard_fingerprint
 
 # Settings that determine the items' files
 _DECISIVE = ["weights", "dtype", "save", "preset", "batch_size", "edits", "photos"]
@@ -163,19 +165,24 @@ def _planned(request: Request) -> Iterator[Plan]:
     else:  # Ray's workers have other devices and packages
         loading = replace(request.loading, quantization=None, offload=None)
         here = replace(request, device="cpu", loading=loading)
-    pipe = load(here).pipe
-    request.parts(videos=makes_videos(pipe))  # or refuse
-    capture_settings(pipe, preset_for(pipe, request.preset), (), request.options)
-    with Progress(None, is_shown=request.progress) as progress:
+    threads = torch.get_num_threads()  # a small model runs in one
+    try:
+        pipe = load(here).pipe
+        request.parts(videos=makes_videos(pipe))  # or refuse
+        capture_settings(pipe, preset_for(pipe, request.preset), (), request.options)
+        with Progress(None, is_shown=request.progress) as progress:
 
-        def tell(lines: int, good: int, bad: int) -> None:
-            progress.whole = good
-            progress.failed = bad
+            def tell(lines: int, good: int, bad: int) -> None:
+                progress.whole = good
+                progress.failed = bad
 
-        plan = make_plan(request, pipe, tell)
-    with plan:
-        _report(plan, request)
-        yield plan
+            plan = make_plan(request, pipe, tell)
+        with plan:
+            _report(plan, request)
+            yield plan
+    finally:
+        forget_pipeline()
+        torch.set_num_threads(threads)
 
 
 def _report(plan: Plan, request: Request) -> None:

@@ -18,13 +18,18 @@ _is_own: ContextVar[bool] = ContextVar("_is_own", default=False)
 
 @contextmanager
 def own_calls() -> Iterator[None]:
-    """Mark calls of models in the block as sdattn's own, for a gradient: captures around it leave
-    them alone, as any stray, without a warning."""
+    """Mark calls of models in the block as sdattn's own, for a loss: captures around it leave them
+    alone, as any stray, without a warning."""
     before = _is_own.set(True)
     try:
         yield
     finally:
         _is_own.reset(before)
+
+
+def is_own_call() -> bool:
+    """Check whether a call of a model that runs now is sdattn's own, see :func:`own_calls`."""
+    return _is_own.get()
 
 
 class Doubts:
@@ -57,7 +62,7 @@ class Doubts:
 
     def note_stray(self, who: str) -> None:
         """Note a call of the model outside the run, by its caller."""
-        if not _is_own.get():
+        if not is_own_call():
             self._strays[who] += 1
 
     def strays(self) -> str:

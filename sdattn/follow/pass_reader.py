@@ -24,6 +24,7 @@ from ..models.guidance import Branch, GuidanceWatch, Order, branch_rows
 from ..models.pipeline import Given, Model
 from ..models.running_call import Caller, caller_of
 from .call_layout import CallLayout
+from .doubts import is_own_call
 from .pass_options import BRANCHES, TOLD, Guidance, check_options, refuse_both_in_turn
 from .passes import Pass, Schedule, Stray
 from .text_watch import TextWatch
@@ -114,7 +115,7 @@ class PassReader:
         begun = Pass(call.timestep, None, call.batch, None, frame_rows=call.frame_rows)
         begun.skips_layers = call.skips_layers
         is_own = caller is not None and caller.pipeline is not None
-        is_for_loss = is_for_gradient(call)
+        is_for_loss = is_own_call() or is_for_gradient(call)
         is_decorated = caller is not None and caller.is_decorated
         if is_decorated and is_for_loss and not self._counts_gradients:
             name = f"{type(pipeline).__name__}.__call__"
