@@ -1,10 +1,12 @@
-"""`follow()`: follow a model through its runs. `Run` reads each call once, for all subscribers.
+"""`follow()`: follow a model through its runs.
 
-run = follow(find_denoiser(pipe), branch="conditional")
-run.subscribe(mine)  # its begin_run, begin_pass, end_pass, stray
-with run.installed:
-    run.watch(pipe.unet)
-    pipe("a cat")
+`Run` reads each call once, for all subscribers:
+
+    run = follow(find_denoiser(pipe), branch="conditional")
+    run.subscribe(mine)  # its begin_run, begin_pass, end_pass, stray
+    with run.installed:
+        run.watch(pipe.unet)
+        pipe("a cat")
 """
 
 from __future__ import annotations
