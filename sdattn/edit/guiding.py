@@ -18,10 +18,10 @@ from torch import Tensor
 
 from ..errors import InvalidTypeError, OptionError, RunError
 from ..follow.doubts import own_calls
-from ..follow.pass_reader import PassReader
+from ..follow.passes import Pass
+from ..follow.run import Subscriber, follow
 from ..follow.run_part import Span
 from ..inversion.nulltext import frozen, rows_of
-from ..inversion.stand_ins import in_place
 from ..keep.keep import Steps
 from ..maps.aggregation import aggregate, finish
 from ..maps.capture import capture_kept
@@ -126,8 +126,8 @@ def guide(
         return sample(order)
 
 
-@dataclass
-class _Descent:
+@dataclass(eq=False)
+class _Descent(Subscriber):
     """The moves of one run, made by its ``callback_on_step_end``."""
 
     order: Order
@@ -137,24 +137,32 @@ class _Descent:
     iterations: int
     enough: float
     preset: Preset
-    given: dict[str, Any] = field(default_factory=dict)  # the last call's arguments, by name
+    running: dict[str, Any] = field(default_factory=dict)  # arguments of the last call, by name
+    given: dict[str, Any] = field(default_factory=dict)  # the same for the prompt's rows alone
 
     def begin(self, undo: ExitStack) -> dict[str, Any]:
         """Follow the run's calls until ``undo``; return the options that its call needs."""
         facts = self.order.facts
-        reader = PassReader(facts.denoiser, "conditional", counts_gradients=False)
-        reader.listen()
-        undo.callback(reader.close)
-
-        def before_pass(model: Model, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            call = reader.read(model, args, kwargs)
-            if call.rows:
-                given = arguments(model, args, kwargs)
-                self.given = given if call.kept is None else rows_of(given, call.kept, call.batch)
-
-        undo.enter_context(in_place(facts.pipe, facts.pipe.scheduler, before_pass))
-        undo.enter_context(frozen(facts.denoiser.model))
+        model = facts.denoiser.model
+        run = follow(facts.denoiser, branch="conditional", counts_gradients=False)
+        run.subscribe(self)
+        note = torch.compiler.disable(self.note_arguments)
+        undo.callback(model.register_forward_pre_hook(note, with_kwargs=True).remove)
+        undo.enter_context(run.installed)
+        run.watch(model)
+        undo.enter_context(frozen(model))
         return {SET_HERE[0]: self.after_step, SET_HERE[1]: ["latents"]}
+
+    def note_arguments(self, model: Model, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self.running = arguments(model, args, kwargs)
+
+    def begin_pass(self, begun: Pass) -> None:
+        """Keep the arguments of the prompt's rows, with which the model is called for a loss."""
+        if begun.rows:
+            is_whole = begun.kept is None
+            self.given = (
+                self.running if is_whole else rows_of(self.running, begun.kept, begun.batch)
+            )
 
     def after_step(
         self, pipe: Pipeline, step: int, _timestep: object, tensors: dict[str, Tensor]
