@@ -16,6 +16,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from ..attention.calls import ALL
 from ..errors import InvalidTypeError, OptionError, RunError
 from ..follow.doubts import own_calls
 from ..follow.passes import Pass
@@ -159,10 +160,7 @@ class _Descent(Subscriber):
     def begin_pass(self, begun: Pass) -> None:
         """Keep the arguments of the prompt's rows, with which the model is called for a loss."""
         if begun.rows:
-            is_whole = begun.kept is None
-            self.given = (
-                self.running if is_whole else rows_of(self.running, begun.kept, begun.batch)
-            )
+            self.given = rows_of(self.running, begun.kept or ALL, begun.batch)
 
     def after_step(
         self, pipe: Pipeline, step: int, _timestep: object, tensors: dict[str, Tensor]
