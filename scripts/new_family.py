@@ -21,6 +21,7 @@ import diffusers
 
 from scripts.trial_call import COLS, FRAMES, IMAGES, ROWS, TEXT, small_model, trial_calls
 from sdattn import inspect_attention
+from sdattn.errors import SdattnError
 from sdattn.files.terminal import shorter
 from sdattn.loading.index import read_index, without_weights
 from sdattn.loading.locating import download, find_model
@@ -274,7 +275,10 @@ def main() -> None:
     )
     parser.add_argument("model", help="folder of a diffusers pipeline, or hub id")
     model = parser.parse_args().model
-    denoiser = unclaimed_denoiser(model)
+    try:
+        denoiser = unclaimed_denoiser(model)
+    except SdattnError as error:
+        sys.exit(str(error))
     if denoiser is None:
         sys.exit(f"{model} holds no denoiser that needs a record: run `sdattn info {model}`.")
     print(draft_family(denoiser).text, end="")

@@ -1,7 +1,8 @@
 """Run every pipeline of the tests' matrix in every way, with and without capture, and print the
 support matrix of docs/models.md.
 
-    python tests/support_matrix.py
+    python tests/support_matrix.py            every row
+    python tests/support_matrix.py "My model"   the rows with such a name
 
 The pipelines are the real classes with tiny random models. A way or a processor counts where the
 image with capture was bit for bit the one without, every layer that sees the text was seen, and
@@ -9,6 +10,7 @@ the words of the prompt were found; else the cell says what went wrong.
 """
 
 import platform
+import sys
 import warnings
 from importlib.metadata import version
 from typing import Any
@@ -30,6 +32,8 @@ def main() -> None:
         "| pipeline | class | attention | guidance | ways | processors |\n|---|---|---|---|---|---|"
     )
     for row in ROWS:
+        if sys.argv[1:] and sys.argv[1] not in row.name:
+            continue
         ways = {str(way): attempt(row, way) for way in WAYS}
         processors = {name: attempt(row, WAYS[0], name) for name in ("own", *row.processors)}
         cells = [row.name, *describe(row), *map(summary, (ways, processors))]

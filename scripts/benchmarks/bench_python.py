@@ -141,7 +141,7 @@ def again(store: Any, name: str, call: Callable[[], Tensor]) -> Callable[[], Ten
 
     def run() -> Tensor:
         output = call()
-        store.sums[name].seen.clear()
+        store.sums[name].added.clear()
         return output
 
     return run

@@ -267,8 +267,8 @@ FAULTS = [
     ),
     Fault(
         "keep/sums.py",
-        "if running.n_text and self.seen and self.seen[-1] is running:",
-        'if self.seen and self.seen[-1] is running and self.layer.kind == "joint":',
+        "if running.n_text and self.added and self.added[-1] is running:",
+        'if self.added and self.added[-1] is running and self.layer.kind == "joint":',
         "a cross-attention layer that runs twice in a pass is added twice",
         ("look/test_grids.py",),
     ),
@@ -302,7 +302,7 @@ FAULTS = [
     ),
     Fault(
         "keep/budget.py",
-        "if passes is None and keep.steps.every:",
+        "if passes is None and keep.steps.is_all:",
         "if passes is None and keep.steps.each:",
         "a list of steps of a bare model is refused",
         ("keep/test_budget.py",),
@@ -322,14 +322,14 @@ FAULTS = [
         ("keep/test_recorders.py", "keep/test_compiled.py"),
     ),
     Fault(
-        "keep/capture.py",
+        "keep/watching.py",
         "self.store.drop_pass()  # one that an error broke off",
         "pass",
         "the pass after a broken one is added to it",
         ("keep/test_capture.py", "follow/test_loops.py", "keep/test_recorders.py"),
     ),
     Fault(
-        "keep/capture.py",
+        "keep/watching.py",
         "            self._foresee(begun, begun.n_text + call.n_image)\n",
         "            self._foresee(begun, begun.n_text)\n",
         "columns of image prompts are not counted in the memory of a run",

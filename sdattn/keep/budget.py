@@ -86,7 +86,7 @@ def check_known(keep: Keep, latent_size: Size | None, passes: int | None) -> Non
     if latent_size is None:
         text = "the number of this model's queries is not known. Pass `latent_size`."
         raise OptionError("max_bytes", keep.max_bytes, text)
-    if passes is None and keep.steps.every:
+    if passes is None and keep.steps.is_all:
         text = (
             "how many steps a run has is not known of a model without its pipeline. Capture "
             "the pipeline, or a list of steps."

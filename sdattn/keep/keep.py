@@ -41,7 +41,7 @@ class _Choice:
     numbers: tuple[int, ...] | None = None
 
     @property
-    def every(self) -> bool:
+    def is_all(self) -> bool:
         """True if all are kept one by one, so that any choice can be made later."""
         return self.each and self.numbers is None
 
@@ -49,7 +49,8 @@ class _Choice:
 @dataclass(frozen=True)
 class Steps(_Choice):
     """Model calls to keep; ``given`` may also be ``"last"``, or a part of the run as a pair of
-    floats.
+    floats. Numbers are indices into :attr:`CapturedMaps.passes`: calls for the kept branch alone,
+    of which a second-order scheduler makes two in a step.
 
     Attributes:
         last: True if the one map is the last call's alone, not a mean.

@@ -62,11 +62,11 @@ class Sum:
 
     Attributes:
         running: running pass, if it is kept for this layer; else None.
-        seen: passes that were added, in order.
+        added: passes that were added, in order.
         view: which part of a call is shown.
         part: columns, cells and heads that are kept; None before the layer ran.
         total: sum of the maps, ``[images, (heads,) N, tokens]``; None before anything is added.
-        steps: maps of each pass, in place of the sum.
+        each: maps of each pass, in place of the sum.
         rows_apart: largest in any call, see :mod:`sdattn.look.key_owners`.
         may_wait: False if the calls cannot wait, or if somebody writes into the layer's query or
             key.
@@ -78,11 +78,11 @@ class Sum:
         self.keep = keep
         self.queue = queue or Queue()
         self.running: Pass | None = None
-        self.seen: list[Pass] = []
+        self.added: list[Pass] = []
         self.view = View(keep.queries, keep.space)
         self.part: LayerPart | None = None
         self.total: Tensor | None = None
-        self.steps: list[Tensor] = []
+        self.each: list[Tensor] = []
         self.copy = HostCopy()
         self.rows_apart: dict[str, Tensor] = {}
         one_by_one = keep.steps.each or keep.heads.each
@@ -94,12 +94,12 @@ class Sum:
     @property
     def calls(self) -> int:
         """Number of calls added."""
-        return len(self.seen)
+        return len(self.added)
 
     @property
     def held(self) -> list[Pass]:
         """Passes whose maps are held, or whose mean is held, in order."""
-        return self.seen[-1:] if self.keep.steps.last else self.seen
+        return self.added[-1:] if self.keep.steps.last else self.added
 
     def is_needed(self) -> bool:
         """Check whether the layer's call that begins now is kept."""
@@ -126,7 +126,7 @@ class Sum:
         if self.may_wait and running.frame_rows == 1 and may_wait(call):
             part = self._check(call, running)
             self.queue.put(self, part, call, rows)
-            self.seen.append(running)
+            self.added.append(running)
         else:  # rows of the other branch are dropped before anything is computed
             self.add(self.view.of(call, rows))
 
@@ -136,12 +136,12 @@ class Sum:
         assert running is not None
         part = self._check(attended, running)
         self.add_now(part, part.shown(attended))
-        self.seen.append(running)
+        self.added.append(running)
 
     def _check(self, attended: HeadSums | ProjectedCall, running: Pass) -> LayerPart:
         """Return what is kept of a call, fixed at the first; refuse one on other cells, or a second
         one in a pass. In a custom model one module may be several layers."""
-        if running.n_text and self.seen and self.seen[-1] is running:
+        if running.n_text and self.added and self.added[-1] is running:
             raise CaptureError(called_twice(self.layer.name))
         if self.part is None:
             self.part = LayerPart(self.layer, self.keep, attended, running)
@@ -168,7 +168,7 @@ class Sum:
 
     def _hold(self, step: Tensor) -> None:
         if self.keep.steps.each:
-            self.steps.append(step)
+            self.each.append(step)
         elif self.total is None or self.keep.steps.last:
             self.total = step
         elif self.keep.grad:
@@ -187,7 +187,7 @@ class Sum:
         """Return what is held."""
         self.queue.work_off()
         self._receive()
-        return self.steps if self.total is None else [self.total]
+        return self.each if self.total is None else [self.total]
 
     def map(self) -> Tensor:
         """Return ``[images, (steps,) (heads,) (frames,) rows, cols, tokens]``."""
@@ -204,13 +204,13 @@ class Sum:
 
     def drop(self, broken: Pass) -> None:
         """Take back what was added in a pass that did not end."""
-        if not (self.seen and self.seen[-1] is broken):
+        if not (self.added and self.added[-1] is broken):
             return
-        self.seen = [one for one in self.seen if one is not broken]
+        self.added = [one for one in self.added if one is not broken]
         self._receive()
         if self.keep.steps.each:
-            del self.steps[len(self.seen) :]
-        elif not self.seen:
+            del self.each[len(self.added) :]
+        elif not self.added:
             self.total = None
         else:
             self.problem = (
@@ -290,7 +290,7 @@ class Queue:
         self._bytes = 0
         for entry in waiting:
             if not entry.is_added:
-                entry.layer_sum.seen.pop()
+                entry.layer_sum.added.pop()
 
     @torch.no_grad()
     def _add(self, entries: Sequence[_Entry]) -> None:

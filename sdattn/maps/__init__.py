@@ -1,6 +1,6 @@
 """From captured attention to heatmaps.
 
-`capture` is what users call: `keep.capture` watches the model, the result is a `MapStore`. Its
+`capture` is what users call: `keep.watching` watches the model, the result is a `MapStore`. Its
 maps go through `layermaps` (one per layer, from `captured` maps or from `folded` ones of
 prompt-to-prompt code),
 `aggregation` (one per token), `heatmaps` (by word) and `heatmap` (values, mask, statistics,

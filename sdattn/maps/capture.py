@@ -12,9 +12,9 @@ from torch import Tensor
 from ..errors import InvalidValueError, known_options
 from ..follow.pass_options import Guidance
 from ..follow.passes import CaptureError
-from ..keep.capture import watch_model
 from ..keep.keep import Heads, Keep, Selection, Steps
 from ..keep.map_store import CapturedMaps
+from ..keep.watching import watch_model
 from ..look.output_space import Space
 from ..models.layers import LayerSelection
 from ..unknown.told import Grid

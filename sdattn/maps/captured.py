@@ -69,7 +69,7 @@ def read_passes(store: CapturedMaps, preset: Preset) -> list[int]:
     if steps.last or (steps.each and preset.steps == "last"):
         return kept[-1:]
     part = preset.part
-    if part is None or not steps.every:  # a mean, or a list of steps was chosen
+    if part is None or not steps.is_all:  # a mean, or a list of steps was chosen
         return kept
     read = []
     for number in kept:
@@ -102,9 +102,9 @@ def _check_kept(store: CapturedMaps, preset: Preset) -> None:
             "This store's maps have no columns of words: it was captured with queries= of its own. "
             "Read store.spots() for cells, store.maps for the text's attention to itself."
         )
-    if preset.each_head and not store.keep.heads.every:
+    if preset.each_head and not store.keep.heads.is_all:
         missing.append('heads="all"')
-    if preset.steps == "last" and not (store.keep.steps.last or store.keep.steps.every):
+    if preset.steps == "last" and not (store.keep.steps.last or store.keep.steps.is_all):
         missing.append('steps="last"')
     if preset.among_words and store.keep.among is None:
         missing.append("among=[...], the columns of each image's words, <sos> and <eos>")

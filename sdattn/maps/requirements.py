@@ -15,6 +15,12 @@ from ..prompts.tokens import Prompt
 from .aggregation import refines_itself, refining
 from .presets import Preset, nothing_read
 
+# Options of capture() that a run does not have: its preset, `ask` and `spots` set them, and its
+# record has steps and heads alone.
+NOT_IN_RUNS = frozenset(
+    {"text_states", "among", "refine", "depth", "space", "queries", "keys", "text", "grid"}
+)
+
 
 def checked_capture(
     settings: Mapping[str, Any],
@@ -33,9 +39,8 @@ def checked_capture(
             raise OptionError("capture_options", dict(settings), text)
     branch = settings.get("branch", "conditional")
     kinds = settings.get("kinds", TEXT_KINDS)
-    ours = {"text_states", "among", "refine", "depth", "space", "queries", "keys", "text", "grid"}
-    asks_ours = not ours.isdisjoint(settings)
-    if branch not in branches or not set(kinds).intersection(TEXT_KINDS) or asks_ours:
+    is_refused = not NOT_IN_RUNS.isdisjoint(settings)
+    if branch not in branches or not set(kinds).intersection(TEXT_KINDS) or is_refused:
         text = (
             "this shows where the words of the prompt go. For anything else use `capture()` around "
             "the pipeline."
@@ -78,9 +83,9 @@ def capture_settings(
     if preset.needs_all_columns:
         needs["tokens"] = None
     chosen = dict(chosen or {})
-    # every step or head includes what any preset reads
-    every = {name for name, option in chosen.items() if getattr(option, "every", False)}
-    clash = sorted(needs.keys() & chosen.keys() - every)
+    # all steps or heads include what any preset reads
+    has_all = {name for name in ("steps", "heads") if name in chosen and chosen[name].is_all}
+    clash = sorted(needs.keys() & chosen.keys() - has_all)
     if clash:
         names = ", ".join("words (tokens)" if name == "tokens" else name for name in clash)
         raise InvalidValueError(

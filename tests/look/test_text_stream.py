@@ -9,7 +9,7 @@ from helpers.tiers import tiered
 from helpers.transformer_rows import flux, qwen_image, sd3
 
 from sdattn import capture, generate
-from sdattn.keep.capture import find_denoiser
+from sdattn.models.denoiser import find_denoiser
 
 STREAMS = ("SD3", "FLUX.1", "FLUX.2")
 PROMPT = "a red cat on the sofa"
