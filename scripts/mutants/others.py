@@ -198,8 +198,8 @@ FAULTS = [
     ),
     Fault(
         "edit/guiding.py",
-        "self.given = given if call.kept is None else rows_of(given, call.kept, call.batch)",
-        "self.given = given",
+        "self.given = rows_of(self.running, begun.kept or ALL, begun.batch)",
+        "self.given = self.running",
         "losses are asked with the negative prompt's rows as well",
         ("edit/test_guiding.py",),
     ),
