@@ -142,11 +142,10 @@ def _text_name(
 ) -> str | None:
     """Return the name of the argument with the text; None if none has a usual name."""
     if text is None:
-        alike = [
-            name
-            for name, value in arguments.items()
-            if re.search("text|txt|prompt|caption", name) and _is_states(value)
-        ]
+        alike = []
+        for name, value in arguments.items():
+            if re.search("text|txt|prompt|caption", name) and _is_states(value):
+                alike.append(name)
         longest = max(alike, key=lambda name: int(arguments[name].shape[-2]), default=None)
         usual = (name for name in TEXT_NAMES if _may_be_text(arguments.get(name)))
         return next(usual, longest)
