@@ -61,7 +61,7 @@ class SavedBatch(Mapping[str, SavedRun]):
             if not -len(self) <= item < len(self):
                 there = f"0 to {len(self) - 1}" if len(self) else "none"
                 raise NotFoundError(f"{self._place.root} has no item {item}; by position: {there}.")
-            item = next(islice(self._locations, item % len(self), None))  # below 0 from the end
+            item = list(self._locations)[item]
         if item not in self._locations:
             raise NotFoundError(f"{self._place.root} holds no item {item!r}.")
         location = self._locations[item]
