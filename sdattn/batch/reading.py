@@ -58,10 +58,11 @@ class SavedBatch(Mapping[str, SavedRun]):
 
     def __getitem__(self, item: str | int) -> SavedRun:
         if isinstance(item, int):
-            if not -len(self) <= item < len(self):
-                there = f"0 to {len(self) - 1}" if len(self) else "none"
+            ids: list[str] = list(self._locations)
+            if not -len(ids) <= item < len(ids):
+                there = f"0 to {len(ids) - 1}" if ids else "none"
                 raise NotFoundError(f"{self._place.root} has no item {item}; by position: {there}.")
-            item = list(self._locations)[item]
+            item = ids[item]
         if item not in self._locations:
             raise NotFoundError(f"{self._place.root} holds no item {item!r}.")
         location = self._locations[item]
