@@ -215,11 +215,10 @@ def is_bug(error: BaseException) -> bool:
         return False
     if is_out_of_memory(error):
         return False
-    kinds = type(error).__mro__
-    return not any(
-        kind.__name__ in _EXPECTED or kind.__module__.partition(".")[0] in _OUTSIDE
-        for kind in kinds
-    )
+    for kind in type(error).__mro__:
+        if kind.__name__ in _EXPECTED or kind.__module__.partition(".")[0] in _OUTSIDE:
+            return False
+    return True
 
 
 def is_out_of_memory(error: BaseException) -> bool:

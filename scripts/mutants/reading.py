@@ -48,8 +48,8 @@ FAULTS = [
     ),
     Fault(
         "control/removal.py",
-        'reading = [name == "conditional" or (name is None and perturbed) for name in order]',
-        'reading = [name == "conditional" for name in order]',
+        'reads_prompt = name == "conditional" or (name is None and perturbed)',
+        'reads_prompt = name == "conditional"',
         "the perturbed copy still sees the word",
         ("control/test_removal.py",),
     ),
@@ -231,7 +231,7 @@ FAULTS = [
     ),
     Fault(
         "maps/heatmaps.py",
-        "columns = {column for heatmap in found for column in heatmap.columns}",
+        "columns = set[int]().union(*(heatmap.columns for heatmap in found))",
         "columns = set(found[0].columns)",
         "a repeated word is its first occurrence",
         ("maps/test_heatmaps.py",),

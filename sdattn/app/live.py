@@ -177,7 +177,9 @@ def _progress_of(
         nonlocal calls
         # Gone if this thread's job was stopped or its page closed, so that the queue dropped it.
         event = LocalContext.event_id.get(None)
-        jobs = [job for group in app._queue.active_jobs for job in group or ()]
+        jobs = list[Any]()
+        for group in app._queue.active_jobs:
+            jobs += group or ()
         if event is not None and not any(job._id == event and job.alive for job in jobs):
             raise RunError("The page that asked for this image was closed, or Stop was pressed.")
         number = len(pipe.scheduler.timesteps)

@@ -4,6 +4,7 @@ gradio."""
 import os
 import signal
 from dataclasses import replace
+from functools import partial
 from html import escape
 from typing import Any
 
@@ -120,13 +121,9 @@ def _view(example: RecentRun) -> tuple[list[Any], Any]:
     with gradio.Row():
         status = gradio.HTML(escape(example.title), min_height=40, elem_id="status")
         stop = gradio.Button("Stop", size="sm", scale=0, min_width=80, interactive=False)
-        html, archive = (
-            gradio.DownloadButton(label, size="sm", scale=0, min_width=130, value=str(path))
-            for label, path in (
-                ("Save the page", example.page),
-                ("Save the run (zip)", example.archive),
-            )
-        )
+        save = partial(gradio.DownloadButton, size="sm", scale=0, min_width=130)
+        html = save("Save the page", value=str(example.page))
+        archive = save("Save the run (zip)", value=str(example.archive))
     choice = gradio.Radio([], show_label=False, container=False, visible=False)
     page = gradio.HTML(framed(example.page.read_bytes()), elem_id="result")
     return [status, choice, page, html, archive], stop

@@ -77,18 +77,11 @@ class RecentRuns:
         small = run[0].image.copy()
         small.thumbnail((_SIDE, _SIDE))
         small.save(folder / f"{name}.webp", "WEBP")
-        return RecentRun(
-            _title(run), settings.prompt, pages, folder / f"{name}.webp", Path(archive)
-        )
+        prompts = dict.fromkeys(one.settings.prompt for one in run)
+        photo = settings.explained and settings.explained.file
+        title = f"{' → '.join(prompts)} ({photo or f'seed {settings.seed}'})"
+        return RecentRun(title, settings.prompt, pages, folder / f"{name}.webp", Path(archive))
 
     def known(self, keys: Iterable[str]) -> Iterator[tuple[str, RecentRun]]:
         found = ((key, self._runs.get(key)) for key in keys)
         return ((key, kept) for key, kept in found if kept is not None)
-
-
-def _title(run: Run) -> str:
-    """Return the prompts, and the seed or the photo's name."""
-    settings = run[0].settings
-    prompts = dict.fromkeys(one.settings.prompt for one in run)
-    photo = settings.explained and settings.explained.file
-    return f"{' → '.join(prompts)} ({photo or f'seed {settings.seed}'})"

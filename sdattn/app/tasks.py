@@ -4,8 +4,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from PIL import Image
-
 from ..edit.editing import edit as edit_image
 from ..files.images import read_image
 from ..models.facts import default_size
@@ -23,7 +21,9 @@ def draw(pipe: Any, asked: dict[str, Any]) -> Run:
 
 
 def explain(pipe: Any, asked: dict[str, Any]) -> Run:
-    image = _uploaded(asked.pop("image"))
+    photo = asked.pop("image")
+    with Path(photo["path"]).open("rb") as file:  # uploaded: gradio refuses every other path
+        image = read_image(file, str(photo.get("orig_name") or "The photo"))
     return explaining.explain(pipe, image, **_given(asked))
 
 
@@ -38,9 +38,3 @@ def _given(asked: Mapping[str, Any]) -> dict[str, Any]:
     if "refine" in found:
         found["refine"] = "self" if found["refine"] else None
     return {name: value for name, value in found.items() if value not in (None, "")}
-
-
-def _uploaded(photo: Mapping[str, Any]) -> Image.Image:
-    """Read a photo that a browser uploaded: gradio refuses every other path."""
-    with Path(photo["path"]).open("rb") as file:
-        return read_image(file, str(photo.get("orig_name") or "The photo"))

@@ -94,17 +94,14 @@ class BatchDrawer:
         """Draw, edit or explain jobs of one shape in one batch."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about single items, whose rows list truncated words
-            if part[0].item.edit_to is not None:
-                run = self._edit(part[0])
+            item = part[0].item
+            if item.edit_to is not None:
+                options: dict[str, Any] = {**item.edit, **part[0].options, "preset": self.preset}
+                if item.negative_prompt is not None:
+                    options["negative_prompt"] = item.negative_prompt
+                run = edit(self.pipe, item.prompt, item.text, seed=item.seed, **options)
                 return [(run[1], run)]
             return [(image_run, None) for image_run in self._run(part)]
-
-    def _edit(self, job: Job) -> EditRun:
-        item = job.item
-        options: dict[str, Any] = {**item.edit, **job.options, "preset": self.preset}
-        if item.negative_prompt is not None:
-            options["negative_prompt"] = item.negative_prompt
-        return edit(self.pipe, item.prompt, item.text, seed=item.seed, **options)
 
     def _run(self, jobs: Sequence[Job]) -> Run:
         pipe = self.pipe

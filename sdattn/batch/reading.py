@@ -58,20 +58,17 @@ class SavedBatch(Mapping[str, SavedRun]):
 
     def __getitem__(self, item: str | int) -> SavedRun:
         if isinstance(item, int):
-            item = self._at(item)
+            ids: list[str] = list(self._locations)
+            if not -len(ids) <= item < len(ids):
+                there = f"0 to {len(ids) - 1}" if ids else "none"
+                raise NotFoundError(f"{self._place.root} has no item {item}; by position: {there}.")
+            item = ids[item]
         if item not in self._locations:
             raise NotFoundError(f"{self._place.root} holds no item {item!r}.")
         location = self._locations[item]
         where = inside(self._place.root, location)
         files = self._format.read(location, item, READ)
         return saved_run(files, where, f"{where} ({item})")
-
-    def _at(self, number: int) -> str:
-        """Return the id of the item at a position, from the end if below 0."""
-        if not -len(self) <= number < len(self):
-            there = f"0 to {len(self) - 1}" if len(self) else "none"
-            raise NotFoundError(f"{self._place.root} has no item {number}; by position: {there}.")
-        return next(islice(self._locations, number % len(self), None))
 
     def _repr_html_(self) -> str:
         from ..maps.notebook import figures_of

@@ -42,7 +42,9 @@ _PANELS = {
         "help",
     ),
 }
-_PLACES = {name: panel for panel, names in _PANELS.items() for name in names}
+_PLACES = dict[str, str]()
+for _panel, _names in _PANELS.items():
+    _PLACES |= dict.fromkeys(_names, _panel)
 
 
 class _Literal:
@@ -121,7 +123,10 @@ def _with_nearest(message: str) -> str:
 
 
 def _options(command: Any) -> set[str]:
-    return {name for param in command.params for name in (*param.opts, *param.secondary_opts)}
+    names = set[str]()
+    for param in command.params:
+        names.update(param.opts, param.secondary_opts)
+    return names
 
 
 class _Group(_Literal, TyperGroup):

@@ -108,10 +108,9 @@ def edit(
     given |= {**maps, "max_bytes": allowed}
     run = edit(pipe, source, targets, seed=seed, **vars(asked), **given)
     save_run(output, run, folder, force=force)
-    rows = [
-        (heatmaps.prompt.text, ", ".join(words))
-        for heatmaps, words in zip(run.heatmaps, run.words, strict=True)
-    ]
+    rows = []
+    for heatmaps, words in zip(run.heatmaps, run.words, strict=True):
+        rows.append((heatmaps.prompt.text, ", ".join(words)))
     output.print(table(("image", "words"), rows))
     psnr = run.settings.get("reconstruction_psnr")
     near = {} if psnr is None else {"reconstruction": f"{psnr:.1f} dB"}

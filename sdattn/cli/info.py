@@ -53,11 +53,10 @@ def info(
     kind = type(pipe).__name__
     scheduler = type(pipe.scheduler).__name__
     how = options_of(pipe)
-    parts = {
-        name: type(part).__name__
-        for name, part in pipe.components.items()
-        if name.startswith("tokenizer") and part is not None
-    }
+    parts = {}
+    for name, part in pipe.components.items():
+        if name.startswith("tokenizer") and part is not None:
+            parts[name] = type(part).__name__
     output.print(f"{kind} {model}, {scheduler}")
     _print_layers(output, found, latent)
     for name, tokenizer in parts.items():
@@ -71,14 +70,10 @@ def info(
     for lack in lacks:
         output.print(f"- {lack}")
     dtype_name = str(pipe.dtype).removeprefix("torch.")
-    layers = [
-        {
-            "name": layer.name,
-            "kind": layer.kind,
-            **LayerEntry(layer.place, layer.level, layer.heads, layer.grid(latent)).to_json(),
-        }
-        for layer in found
-    ]
+    layers = []
+    for layer in found:
+        entry = LayerEntry(layer.place, layer.level, layer.heads, layer.grid(latent))
+        layers.append({"name": layer.name, "kind": layer.kind, **entry.to_json()})
     output.answer(
         {
             "model": model,
@@ -130,11 +125,10 @@ def shortcomings(pipe: "Pipeline") -> list[str]:
     from ..models.reading import read_prompts
 
     kinds = Counter[str](layer.kind for layer in find_denoiser(pipe).layers)
-    found = [
-        f"{kinds[kind]} {kind} attention layers cannot be captured: {why}."
-        for kind, why in _UNSEEN.items()
-        if kinds[kind]
-    ]
+    found = []
+    for kind, why in _UNSEEN.items():
+        if kinds[kind]:
+            found.append(f"{kinds[kind]} {kind} attention layers cannot be captured: {why}.")
     if kinds["joint"]:
         found.append("joint attention: the text's columns are captured, not the image's own.")
     for check in (guided_order, lambda pipe: read_prompts(pipe, "a")):

@@ -236,9 +236,7 @@ def with_options(command: Callable[..., None]) -> Callable[..., None]:
     ) -> None:
         for name, options in groups.items():
             typed = {option: given.pop(option) for option in options}
-            given[name] = {
-                option: value for option, value in typed.items() if value not in (None, [])
-            }
+            given[name] = {key: value for key, value in typed.items() if value not in (None, [])}
         output = Output(as_json=json_, quiet=quiet, command=context.meta.get(TYPED))
         if prints:
             given["output"] = output
@@ -246,10 +244,10 @@ def with_options(command: Callable[..., None]) -> Callable[..., None]:
             command(**given)
 
     kinds["context"] = typer.Context, inspect.Parameter.empty
-    parameters = [
-        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind)
-        for name, (kind, default) in kinds.items()
-    ]
+    parameters = []
+    for name, (kind, default) in kinds.items():
+        option = inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY)
+        parameters.append(option.replace(default=default, annotation=kind))
     run.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
     run.__annotations__ = {name: kind for name, (kind, _) in kinds.items()}
     return run

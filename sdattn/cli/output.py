@@ -113,9 +113,11 @@ def table(
 
 def save_run(output: Output, run: "Run", folder: Path, *, force: bool) -> list[Path]:
     """Write a run's folder, see `Run.save()`, with the command that was typed."""
-    run.image_runs = [
-        replace(one, settings=replace(one.settings, command=output.command)) for one in run
-    ]
+    with_command = []
+    for one in run:
+        settings = replace(one.settings, command=output.command)
+        with_command.append(replace(one, settings=settings))
+    run.image_runs = with_command
     return run.save(folder, force=force)
 
 

@@ -207,7 +207,9 @@ def _drawings(
         check_apart(folder, run)
     maps = all_words = saved.heatmaps.occurrences()
     if words:
-        maps = [heatmap for word in words for heatmap in saved.heatmaps.find(word)]
+        maps = []
+        for word in words:
+            maps += saved.heatmaps.find(word)
     # The page has all words anyway, so that only phrases come on top of them.
     held = {heatmap.columns for heatmap in all_words}
     page = report(saved, [heatmap for heatmap in maps if heatmap.columns not in held])

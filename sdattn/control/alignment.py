@@ -91,7 +91,8 @@ def _runs(columns: tuple[int, ...]) -> list[tuple[int, ...]]:
 
 def _template(prompt: Prompt) -> tuple[tuple[int, ...], tuple[int, ...]]:
     columns = _special(prompt, TEMPLATE)
-    first = min((column for word in prompt.words for column in word.columns), default=0)
+    of_words = set[int]().union(*(word.columns for word in prompt.words))
+    first = min(of_words, default=0)
     return tuple(c for c in columns if c < first), tuple(c for c in columns if c >= first)
 
 

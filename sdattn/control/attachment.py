@@ -93,12 +93,12 @@ class Attachment(Subscriber):
         self.run = follow(denoiser, hears_texts=True)
         check_guidance(self.run, store)
         self._levels = denoiser.levels
-        known = {
-            la.module: _Layer(la.place, la.kind, la.heads, innermost(la.module.processor))
-            for la in layers
-        }
-        self._layers = weakref.WeakKeyDictionary(known)  # the weights go with their pipeline
-        self.n_layers = len(known)
+        # weak, so that the weights go with their pipeline
+        self._layers = weakref.WeakKeyDictionary[nn.Module, _Layer]()
+        for layer in layers:
+            held = innermost(layer.module.processor)
+            self._layers[layer.module] = _Layer(layer.place, layer.kind, layer.heads, held)
+        self.n_layers = len(self._layers)
         self._places = tuple(dict.fromkeys(layer.place for layer in layers))
         self._kinds = Counter(layer.kind == "self" for layer in layers)
         self._how = _HOW.format(_UNET if is_unet(denoiser.model) else _TRANSFORMER)
@@ -282,10 +282,9 @@ class Attachment(Subscriber):
     def _check_calls(self, store: Attachable) -> None:
         """Make the store remember layers that were skipped, or that ran twice."""
         calls = self._calls.total()
-        expected = sum(
-            calls_in_a_pass(innermost(module.processor), layer.kind, store)
-            for module, layer in self._layers.items()
-        )
+        expected = 0
+        for module, layer in self._layers.items():
+            expected += calls_in_a_pass(innermost(module.processor), layer.kind, store)
         if self._n_calls is None:
             self._n_calls = calls
         n_joint = self.n_layers - self._kinds[True]

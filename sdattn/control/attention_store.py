@@ -3,6 +3,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy
+from itertools import product
 from typing import Any, cast, get_args
 
 from torch import Tensor, nn
@@ -169,7 +170,7 @@ class AttentionStore(StepStore, LayerController):
     @staticmethod
     def get_empty_store() -> Maps:
         """Return an empty list for each ``{place}_{kind}`` of a UNet."""
-        return {f"{place}_{kind}": [] for kind in KINDS for place in PLACES}
+        return {f"{place}_{kind}": [] for kind, place in product(KINDS, PLACES)}
 
     def reset(self) -> None:
         """Forget all maps and steps."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import astuple
+from itertools import product
 from typing import cast
 
 import torch
@@ -148,9 +149,12 @@ class Removal(Subscriber):
         """Return the columns removed from each row of the batch, PAG's perturbed copy among them:
         it would push the image away from the word if it alone went on seeing it."""
         perturbed = getattr(self.pipe, "do_perturbed_attention_guidance", False)
-        reading = [name == "conditional" or (name is None and perturbed) for name in order]
-        by_row = [columns if reads else () for reads in reading for columns in self.rows]
-        return {row: columns for row, columns in enumerate(by_row) if columns}
+        edits = {}
+        for row, (name, columns) in enumerate(product(order, self.rows)):
+            reads_prompt = name == "conditional" or (name is None and perturbed)
+            if reads_prompt and columns:
+                edits[row] = columns
+        return edits
 
     def _check_start(self, call: DenoiserCall, order: Order) -> None:
         if call.batch != len(order) * len(self.rows):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from itertools import chain, product
 
 import torch
 from torch import Tensor
@@ -62,7 +63,7 @@ class Steps:
         """Begin the lists of a step: ``empty`` for a UNet, others for a model of other places."""
         self.step_store = empty
         if tuple(places) != PLACES:
-            self.step_store = {f"{place}_{kind}": [] for kind in KINDS for place in places}
+            self.step_store = {f"{place}_{kind}": [] for kind, place in product(KINDS, places)}
         self.full_step = {f"{place}_cross": [] for place in places}
 
     def append(self, attn: Tensor, is_cross: bool, place: str, *, of_any_size: bool) -> None:
@@ -82,7 +83,7 @@ class Steps:
         self.last = full
         if self.keep_steps:
             self.each.append(detached(full))
-            expected = passes * sum(m.nbytes for maps in full.values() for m in maps)
+            expected = passes * sum(one.nbytes for one in chain(*full.values()))
             if len(self.each) == 1 and expected > MUCH:
                 text = "keep_steps=True will hold %.1f GB by the end of this run of %d steps."
                 logger.warning(text, expected / 1e9, passes)

@@ -239,15 +239,12 @@ class Copies:
         with self._lock:
             path = self._made.pop(address, None)
             if path is None:
-                path = self._new()
+                if self._folder is None:
+                    self._folder = Path(tempfile.mkdtemp(prefix="sdattn-"))
+                    weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
+                path = self._folder / uuid4().hex
                 address.fetch(path)
             self._made[address] = path  # now the latest used
             while len(self._made) > self.most:
                 self._made.pop(next(iter(self._made))).unlink()
             return path
-
-    def _new(self) -> Path:
-        if self._folder is None:
-            self._folder = Path(tempfile.mkdtemp(prefix="sdattn-"))
-            weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
-        return self._folder / uuid4().hex

@@ -147,11 +147,12 @@ class Installation:
 
     def replaced(self) -> list[tuple[AttentionLayer, Any]]:
         """Return the layers whose last installed processor is out of use, with the one in use."""
-        return [
-            (place.layer, innermost(place.layer.module.processor))
-            for place in self._places.values()
-            if place.ours and not _is_in_use(place.ours[-1], place.layer.module.processor)
-        ]
+        found = []
+        for place in self._places.values():
+            held = place.layer.module.processor
+            if place.ours and not _is_in_use(place.ours[-1], held):
+                found.append((place.layer, innermost(held)))
+        return found
 
     def take_out(self, layer: AttentionLayer) -> None:
         """Restore what a layer held before."""

@@ -253,7 +253,10 @@ class PassReader:
         branches = BRANCHES[self._branch]
         if not set(branches) <= set(rows):
             return None
-        return [(row, name) for name in branches for row in every[rows[name]]]
+        kept = list[tuple[int, Branch]]()
+        for name in branches:
+            kept += [(row, name) for row in every[rows[name]]]
+        return kept
 
     def _lay_out(self, begun: Pass, call: DenoiserCall, in_run: bool) -> None:
         """Find the grid, the text's columns, and whether the text changed since the last pass."""

@@ -161,7 +161,10 @@ class LayerPart:
                 f"{grid_text(grid)}. Its frames: {there}."
             )
         each = math.prod(grid[1:])
-        self._cells = tuple(frame * each + cell for frame in frames for cell in range(each))
+        cells = list[int]()
+        for frame in frames:
+            cells += range(frame * each, (frame + 1) * each)
+        self._cells = tuple(cells)
         self.grid = (len(frames), *grid[1:])
 
     def _check_numbers(self, what: str, numbers: Columns, there: int) -> None:

@@ -230,12 +230,18 @@ class CapturedMaps:
         """Model calls, counted from 0, whose maps are held, for each layer that ran. They are the
         same for all layers, unless something skips some of them (a cache)."""
         numbers = {id(run_pass): number for number, run_pass in enumerate(self.passes)}
-        return {name: tuple(numbers[id(p)] for p in self.sums[name].held) for name in self._maps}
+        seen = {}
+        for name in self._maps:
+            seen[name] = tuple(numbers[id(run_pass)] for run_pass in self.sums[name].held)
+        return seen
 
     @property
     def nbytes(self) -> int:
         """Bytes held now."""
-        return sum(tensor.nbytes for layer in self.sums.values() for tensor in layer.tensors())
+        nbytes = 0
+        for layer in self.sums.values():
+            nbytes += sum(tensor.nbytes for tensor in layer.tensors())
+        return nbytes
 
     def begin_pass(self, new: Pass) -> None:
         """Note that the model was called.

@@ -133,7 +133,7 @@ class Heatmaps(Mapping[str, Heatmap]):
         if not isinstance(key, str):
             return self.token(key)
         found = self.find(key)
-        columns = {column for heatmap in found for column in heatmap.columns}
+        columns = set[int]().union(*(heatmap.columns for heatmap in found))
         return self._of(key, tuple(sorted(columns)))
 
     def __iter__(self) -> Iterator[str]:

@@ -49,7 +49,17 @@ def _in_colour(values: np.ndarray, top: float, image: Image.Image | None) -> Ima
 
 def figures_of(parts: Iterable[tuple[Image.Image, str, str]]) -> str:
     """Return small images next to each other, each with an escaped label and note below."""
-    figures = [_figure(_small(image), label, note) for image, label, note in parts]
+    figures = []
+    for image, label, note in parts:
+        small = _small(image)
+        text = f'<bdi>{escape(label)}</bdi><br><span style="opacity:.7">{escape(note)}</span>'
+        figures.append(
+            f'<figure style="margin:0;max-width:{_SIDE}px">'
+            f'<img src="{_data(small)}" alt="{escape(label)}" '
+            f'width="{small.width}" height="{small.height}">'
+            f'<figcaption style="font-size:12px;overflow-wrap:anywhere">{text}</figcaption>'
+            "</figure>"
+        )
     return f'<div style="display:flex;flex-wrap:wrap;gap:10px">{"".join(figures)}</div>'
 
 
@@ -86,16 +96,6 @@ def _small(image: Image.Image) -> Image.Image:
     share = _SIDE / max(image.size)
     size = max(1, round(image.width * share)), max(1, round(image.height * share))
     return image.convert("RGB").resize(size, Image.Resampling.BICUBIC)
-
-
-def _figure(image: Image.Image, label: str, note: str) -> str:
-    text = f'<bdi>{escape(label)}</bdi><br><span style="opacity:.7">{escape(note)}</span>'
-    return (
-        f'<figure style="margin:0;max-width:{_SIDE}px">'
-        f'<img src="{_data(image)}" alt="{escape(label)}" '
-        f'width="{image.width}" height="{image.height}">'
-        f'<figcaption style="font-size:12px;overflow-wrap:anywhere">{text}</figcaption></figure>'
-    )
 
 
 def _data(image: Image.Image) -> str:

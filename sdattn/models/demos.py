@@ -39,12 +39,15 @@ class Demo:
 
     def things(self) -> list[str]:
         """Return the words for what it can draw, each once: things, colours and backgrounds."""
-        kinds = (words for kind, words in self.words.items() if kind != "further")
-        return list(dict.fromkeys(word for kind in kinds for word in kind))
+        found = dict[str, None]()
+        for kind, words in self.words.items():
+            if kind != "further":
+                found |= dict.fromkeys(words)
+        return list(found)
 
     def strange(self, words: Iterable[str]) -> list[str]:
         """Return the words, each once, that the model never learnt."""
-        known = {"", *(word for kind in self.words.values() for word in kind)}
+        known = {""}.union(*self.words.values())
         said = dict.fromkeys(words)
         return [word for word in said if word.strip(string.punctuation).lower() not in known]
 

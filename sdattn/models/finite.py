@@ -104,7 +104,10 @@ def _read(largest: Largest) -> dict[str, float]:
     """Return the largest number of each kind, 0 if none was seen; wait for the device once."""
     zero = torch.zeros(())  # amax keeps NaN, where there is one
     device = next((seen[-1].device for seen in reversed(largest.values()) if seen), zero.device)
-    tops = [torch.stack([x.to(device) for x in (zero, *seen)]).amax() for seen in largest.values()]
+    tops = []
+    for seen in largest.values():
+        numbers = [number.to(device) for number in (zero, *seen)]
+        tops.append(torch.stack(numbers).amax())
     return dict(zip(largest, torch.stack(tops).tolist(), strict=True))
 
 

@@ -80,8 +80,11 @@ def _is_small_on_cpu(pipe: object) -> bool:
     device = getattr(pipe, "_execution_device", None)  # its weights may be elsewhere (offload)
     if getattr(device, "type", None) != "cpu":
         return False
-    modules = [part for part in vars(pipe).values() if isinstance(part, torch.nn.Module)]
-    return sum(weight.numel() for part in modules for weight in part.parameters()) < SMALL
+    n_weights = 0
+    for part in vars(pipe).values():
+        if isinstance(part, torch.nn.Module):
+            n_weights += sum(weight.numel() for weight in part.parameters())
+    return n_weights < SMALL
 
 
 def _cores() -> set[int | None]:

@@ -90,7 +90,9 @@ def seeds_of(seed: int | Sequence[int] | None, images: int = 1) -> list[int]:
         return checked_seeds(secrets.randbelow(2**32), images)
     if whole(seed) is not None or isinstance(seed, str) or not isinstance(seed, Iterable):
         return checked_seeds(seed, images)
-    seeds = [checked for one in seed for checked in checked_seeds(one)]
+    seeds = list[int]()
+    for one in seed:
+        seeds += checked_seeds(one)
     if len(seeds) != images:
         text = (
             f"this run makes {images} image(s). Pass one seed for each, or the first one's alone."

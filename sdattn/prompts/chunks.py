@@ -89,8 +89,9 @@ def _separate(
         chunks = _cut(pieces, room, way)
         if way == "tokens" or split or len(chunks) <= n_chunks:  # compel itself never truncates
             chunks = [*chunks, *([[]] * n_chunks)][:n_chunks]
-            capped = ([start, *one, end, *[pad] * (room - len(one))] for one in chunks)
-            tokens = [token for chunk in capped for token in chunk]
+            tokens = list[Token]()
+            for one in chunks:
+                tokens += [start, *one, end, *[pad] * (room - len(one))]
             laid[way] = place_words(tokenizer, source, tokens)
     first, *others = laid.values()
     for other in others:
@@ -111,10 +112,12 @@ def _cut(pieces: Sequence[Token], room: int, split: str) -> list[list[Token]]:
     chunks = []
     rest = list(pieces)
     while len(rest) > room:
-        ends = [
-            [i + 1 for i, token in enumerate(rest[:room]) if _ENDS[way](token.text)] for way in ways
-        ]
-        end = next((found[-1] for found in ends if found), room)
+        end = room
+        for way in ways:
+            ends = [i + 1 for i, token in enumerate(rest[:room]) if _ENDS[way](token.text)]
+            if ends:
+                end = ends[-1]
+                break
         chunks.append(rest[:end])
         rest = rest[end:]
     return [*chunks, rest]

@@ -71,9 +71,12 @@ def edited_words(prompts: Sequence[Prompt], index: int, weighted: Sequence[str] 
     if index:
         shared = {j for _, j in matches(source, prompts[index])}
     else:
-        shared = set.intersection(*({i for i, _ in matches(source, target)} for target in targets))
+        shared = set(range(len(source.words)))
+        for target in targets:
+            shared &= {i for i, _ in matches(source, target)}
     new = [word.text for i, word in enumerate(prompts[index].words) if i not in shared]
-    return list(dict.fromkeys([*new, *(word for word in weighted if _has(prompts[index], word))]))
+    own = [word for word in weighted if _has(prompts[index], word)]
+    return list(dict.fromkeys([*new, *own]))
 
 
 def blended_words(prompts: Sequence[Prompt], words: str | Sequence[str]) -> list[list[str]]:
@@ -82,7 +85,9 @@ def blended_words(prompts: Sequence[Prompt], words: str | Sequence[str]) -> list
     words = [words] if isinstance(words, str) else list(words)
     for word in words:
         if not any(_has(prompt, word) for prompt in prompts):
-            known = dict.fromkeys(entry.text for prompt in prompts for entry in prompt.words)
+            known = dict[str, None]()
+            for prompt in prompts:
+                known |= dict.fromkeys(entry.text for entry in prompt.words)
             raise NotFoundError(
                 f"{word!r} is in none of the prompts. Their words: {', '.join(known)}."
             )

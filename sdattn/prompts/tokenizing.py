@@ -114,7 +114,7 @@ def _slow_spans(
     the end of each word; check that they do not change with the text after them."""
     text = source.text
     added = _added_spans(tokenizer, source.text)
-    ends = {end for _, _, end in split_words(text, added)} | {i for span in added for i in span}
+    ends = {end for _, _, end in split_words(text, added)}.union(*added)
     spans = [(0, 0)] * len(ids)
     start = done = 0
     for end in sorted(ends - {0}):

@@ -68,8 +68,10 @@ class Prompt:
         for name, number in self.encoders:
             own = range(first, first + number)
             first = own.stop
-            columns = [tuple(c for c in word.columns if c in own) for word in self.words]
-            words = (replace(w, columns=c) for w, c in zip(self.words, columns, strict=True))
+            words = []
+            for word in self.words:
+                columns = tuple(column for column in word.columns if column in own)
+                words.append(replace(word, columns=columns))
             found[name] = replace(self, words=tuple(words), encoders=()), own
         return found
 
@@ -113,9 +115,13 @@ class Prompt:
         """Return the runs of whole words made of these parts."""
         # A word may have several parts (red-haired), so whole words are searched among all parts:
         # an occurrence must begin and end where a word does.
-        spelled = [(p, i) for i, word in enumerate(self.words) for p in split_phrase(word.text)]
-        parts = [part for part, _ in spelled]
-        owners = [-1, *(i for _, i in spelled), -1]
+        parts = list[str]()
+        owners = [-1]
+        for i, word in enumerate(self.words):
+            spelled = split_phrase(word.text)
+            parts += spelled
+            owners += [i] * len(spelled)
+        owners.append(-1)
         found = []
         for start in range(len(parts) - len(asked) + 1):
             end = start + len(asked)
@@ -127,16 +133,16 @@ class Prompt:
     def _special(self, name: str) -> tuple[int, ...]:
         """Return the columns of a special name; CLIP's end token names only the end, not the
         padding."""
-        return tuple(
-            i
-            for i, token in enumerate(self.tokens)
-            if token.special
-            and (name == token.special or (name == token.text and token.special in (SOS, EOS)))
-        )
+        found = []
+        for i, token in enumerate(self.tokens):
+            is_spelled = name == token.text and token.special in (SOS, EOS)
+            if token.special and (name == token.special or is_spelled):
+                found.append(i)
+        return tuple(found)
 
 
 def _merge(columns: Iterable[Iterable[int]]) -> tuple[int, ...]:
-    return tuple(sorted({column for group in columns for column in group}))
+    return tuple(sorted(set[int]().union(*columns)))
 
 
 _SPECIAL_PIECE = re.compile(r"<[^<>]*>|\[[^\[\]]*\]|")
@@ -200,12 +206,11 @@ def place(text: str, tokens: Sequence[Token], whole: Sequence[tuple[int, int]] =
     if not words:
         raise empty_prompt(text)
     # The word of each character; a token belongs to every word that it shares a character with.
-    owner = {
-        char: i
-        for i, (_, start, end) in enumerate(words)
-        for char in range(start, end)
-        if not text[char].isspace()
-    }
+    owner: dict[int, int] = {}
+    for i, (_, start, end) in enumerate(words):
+        for char in range(start, end):
+            if not text[char].isspace():
+                owner[char] = i
     columns: list[list[int]] = [[] for _ in words]
     for column, token in enumerate(tokens):
         if not token.special:
@@ -306,16 +311,17 @@ def join_prompts(parts: Sequence[Prompt], encoders: Sequence[str] = ()) -> Promp
     # All words of all parts, with their columns shifted to the part's position; then overlapping
     # words become one.
     words = []
-    shift = 0
+    tokens: tuple[Token, ...] = ()
+    encoded: tuple[tuple[int, ...], ...] = ()
     for part in parts:
+        shift = len(tokens)
         for word in part.words:
             words.append((word.start, word.end, [shift + column for column in word.columns]))
-        shift += len(part.tokens)
-    joined = (
-        Word(text[start:end], start, end, _merge(c for s, e, c in words if start <= s and e <= end))
-        for start, end in merge_spans((start, end) for start, end, _ in words)
-    )
-    tokens = tuple(token for part in parts for token in part.tokens)
-    encoded: tuple[tuple[int, ...], ...] = sum((part.encoded for part in parts), ())
+        tokens += part.tokens
+        encoded += part.encoded
+    joined = []
+    for start, end in merge_spans((start, end) for start, end, _ in words):
+        columns = _merge(own for s, e, own in words if start <= s and e <= end)
+        joined.append(Word(text[start:end], start, end, columns))
     of = tuple((name, len(part.tokens)) for name, part in zip(encoders, parts, strict=False))
     return Prompt(text, tuple(joined), tokens, encoded, of)

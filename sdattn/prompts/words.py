@@ -56,9 +56,10 @@ class Source:
     def lower(self) -> Source:
         """Return it in lower case, which can be longer: "İ" becomes two characters."""
         # Only the final sigma looks at its neighbours, and it stays one character.
-        grown = zip(self.origins, (len(char.lower()) for char in self.text), strict=True)
-        origins = tuple(origin for origin, length in grown for _ in range(length))
-        return Source(self.prompt, self.text.lower(), origins)
+        origins = list[int]()
+        for origin, char in zip(self.origins, self.text, strict=True):
+            origins += [origin] * len(char.lower())
+        return Source(self.prompt, self.text.lower(), tuple(origins))
 
     def strip(self) -> Source:
         start = len(self.text) - len(self.text.lstrip())
@@ -132,8 +133,8 @@ def split_words(text: str, whole: Sequence[tuple[int, int]] = ()) -> list[tuple[
     ['a', '<cat-toy>', ',', 'red']
     """
     kinds = _character_kinds(text)
-    inner = {i for start, end in whole for i in range(start + 1, end)}
-    edges = {edge for span in whole for edge in span}
+    inner = set[int]().union(*(range(start + 1, end) for start, end in whole))
+    edges = set[int]().union(*whole)
     words = []
     start = 0
     for i in range(1, len(text) + 1):

@@ -61,9 +61,8 @@ def drawings(
     overlaid = {"overlays", "grid"}.intersection(parts)
     tiles = [heatmap.overlay(run.image, scale=scale) for heatmap in maps] if overlaid else []
     if "overlays" in parts:
-        files |= {
-            f"heatmaps/{n}": png(tile, **_QUICK) for n, tile in zip(names, tiles, strict=True)
-        }
+        for name, tile in zip(names, tiles, strict=True):
+            files[f"heatmaps/{name}"] = png(tile, **_QUICK)
     if "grid" in parts:
         files["grid.png"] = png(sheets.grid(run.image, tiles, title), **_QUICK)
     if "masks" in parts:

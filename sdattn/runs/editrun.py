@@ -78,10 +78,10 @@ class EditRun(Run):
     def page(self) -> bytes:
         """Return ``edit.html``, UTF-8: the source's and a target's image with a slider between
         them, and the maps of each word in both at once. The page loads nothing."""
-        source, *targets = [
-            Side(name, run.image, run.heatmaps.prompt, run.heatmaps.occurrences())
-            for name, run in zip(self._names(), self, strict=True)
-        ]
+        sides = []
+        for name, run in zip(self._names(), self, strict=True):
+            sides.append(Side(name, run.image, run.heatmaps.prompt, run.heatmaps.occurrences()))
+        source, *targets = sides
         others = []
         for target, heatmaps in zip(targets, self.heatmaps[1:], strict=True):
             links = _links(self.heatmaps[0], heatmaps, self.mode == "replace")
@@ -103,7 +103,7 @@ class EditRun(Run):
 
     def _about(self, links: Sequence[Link], source: Side, target: Side) -> list[int]:
         """Return the links of the words that the edit is about."""
-        words = {word for words in self.words for word in words}
+        words = set[str]().union(*self.words)
         about = []
         for number, link in enumerate(links):
             ends = zip((source, target), link, strict=True)

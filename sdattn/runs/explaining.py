@@ -176,17 +176,12 @@ def _replayed(order: Order, images: Sequence[Image.Image]) -> Iterator[Options]:
     """Make a run of the pipeline, with the yielded options, the way back to all images."""
     pipe = order.facts.pipe
     steps = order.options.get("num_inference_steps", inversion.STEPS)
-    inversions = [
-        inversion.invert(
-            pipe,
-            image,
-            prompt.text,
-            num_inference_steps=steps,
-            guidance_scale=1.0,
-            null_text=False,
+    inversions = []
+    for image, prompt in zip(images, order.prompts, strict=True):
+        way_back = inversion.invert(
+            pipe, image, prompt.text, num_inference_steps=steps, guidance_scale=1.0, null_text=False
         )
-        for image, prompt in zip(images, order.prompts, strict=True)
-    ]
+        inversions.append(way_back)
     with inversions[0].replay(pipe):
         yield {**inversions[0].options(), "latents": torch.cat([one.noise for one in inversions])}
 

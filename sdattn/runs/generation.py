@@ -114,11 +114,11 @@ def _with_all_causes(run: Run, plans: Sequence[KnockoutPlan], words: Sequence[st
         text = "There are no causal maps, which are further images: the run was stopped."
         warn(text, SdattnWarning)
     elif plans:
+        with_causes = []
         try:
-            run.image_runs = [
-                _with_causes(image_run, plan, words)
-                for image_run, plan in zip(run, plans, strict=True)
-            ]
+            for image_run, plan in zip(run, plans, strict=True):
+                with_causes.append(_with_causes(image_run, plan, words))
+            run.image_runs = with_causes
         except Exception as error:  # the images and their maps are there
             warn(f"There are no causal maps: {error}", SdattnWarning)
     return run

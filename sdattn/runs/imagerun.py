@@ -246,10 +246,9 @@ def head_heatmaps(run: ImageRun) -> dict[str, dict[int, Heatmaps]]:
     heads_of: dict[str, dict[int, Heatmaps]] = {}
     for name, layer in read.items():
         if layer.size == finest:
-            heads = [
-                finish(head, run.heatmaps.prompt, plain(preset), maps.columns)
-                for head in layer.maps[0]
-            ]
+            heads = []
+            for head in layer.maps[0]:
+                heads.append(finish(head, run.heatmaps.prompt, plain(preset), maps.columns))
             chosen = "all" if preset.each_head else run.details.head_numbers
             numbers = range(len(heads)) if chosen == "all" else chosen
             heads_of[name] = dict(zip(numbers, heads, strict=True))

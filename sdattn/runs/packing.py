@@ -109,6 +109,9 @@ def _info(run: ImageRun, files: Mapping[str, bytes], saved: Heatmaps) -> RunInfo
     details = run.details
     prompt = saved.prompt
     each = details.steps or details.heads
+    entries = {}
+    for name, layer in layers.layers.items():
+        entries[name] = LayerEntry(layer.place, layer.level, layer.heads, layer.grid)
     more = {}
     for name, (text, maps) in run.more.items():
         labels = [(heatmap.label, heatmap.columns) for heatmap in maps]
@@ -123,10 +126,7 @@ def _info(run: ImageRun, files: Mapping[str, bytes], saved: Heatmaps) -> RunInfo
         preset=saved.preset,
         statistics=tuple(word.rounded() for word in saved.statistics()),
         passes=layers.passes,
-        layers={
-            name: LayerEntry(layer.place, layer.level, layer.heads, layer.grid)
-            for name, layer in layers.layers.items()
-        },
+        layers=entries,
         self_attention=layers.affinity_grid,
         details=DetailsEntry(
             None if details.steps is None else details.calls,

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import chain, product
 from pathlib import Path
 from typing import Any
 
@@ -142,7 +143,9 @@ def prepare(
     if with_negative:
         order.negative()  # or refuse
     if facts.demo:
-        said = [word.text for one in read for word in one.words]
+        said = list[str]()
+        for one in read:
+            said += [word.text for word in one.words]
         said += [word for word, _, _ in split_words(ask or "")]
         if warning := facts.demo.unlearnt(said):
             warn(warning, SdattnWarning)
@@ -171,7 +174,7 @@ def loaded_facts(
     several = prompts if isinstance(prompts, list) else [prompts]
     is_swapped = any(held_model(other) is not None for other in (image, *several))
     if isinstance(pipe, (str, Path)) and not is_swapped:
-        for text in (text for one in several for text in checked_prompts(one)):
+        for text in chain.from_iterable(map(checked_prompts, several)):
             if isinstance(text, str):
                 check_text(text, "prompt")
                 if not text.strip():
@@ -225,7 +228,9 @@ def _negative(order: Order, keep: Keep) -> Keep:
     among = None
     if order.preset.among_words:
         images = images_a_prompt(order.facts, order.options)
-        among = [columns_around(prompt) for prompt in order.negative() for _ in range(images)]
+        among = []
+        for prompt in order.negative():
+            among += [columns_around(prompt)] * images
     return replace(keep, branch="unconditional", tokens=None, among=among)
 
 
@@ -245,7 +250,7 @@ def _spots(order: Order, keep: Keep) -> Keep:
     kinds = ("self", "joint")
     layers = order.facts.denoiser.layers
     has_up = any(layer.place == PLACE for layer in layers if layer.kind in kinds)
-    cells = [((r + 0.5) / rows, (c + 0.5) / cols) for r in range(rows) for c in range(cols)]
+    cells = [((r + 0.5) / rows, (c + 0.5) / cols) for r, c in product(range(rows), range(cols))]
     queries = Queries.of(cells, None)
     return replace(keep, queries=queries, layers=PLACE if has_up else None, kinds=kinds)
 

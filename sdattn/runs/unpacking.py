@@ -105,9 +105,9 @@ def _unpack_layers(data: bytes, info: RunInfo) -> LayerMaps:
     foreign = tensors.keys() - shapes.keys()
     if foreign:
         raise InvalidValueError(f"{min(foreign)} is no layer of the run")
-    layers = {
-        name: _layer_map(layer, tensors[name].float()[None]) for name, layer in info.layers.items()
-    }
+    layers = {}
+    for name, layer in info.layers.items():
+        layers[name] = _layer_map(layer, tensors[name].float()[None])
     affinity = tensors[AFFINITY].float()[None] if AFFINITY in tensors else None
     return LayerMaps(layers, info.columns, info.passes, affinity, info.self_attention)
 
@@ -160,10 +160,9 @@ def _unpack_further(data: bytes, info: RunInfo, name: str) -> Further:
     labels = [label for label, _ in further.maps]
     for key in named(labels):
         _check_shape(tensors, key, (*tensors[key].shape[: 2 if info.frames is None else 3],))
-    maps = [
-        Heatmap(label, tensors[key].float(), columns)
-        for key, (label, columns) in zip(named(labels), further.maps, strict=True)
-    ]
+    maps = []
+    for key, (label, columns) in zip(named(labels), further.maps, strict=True):
+        maps.append(Heatmap(label, tensors[key].float(), columns))
     return Further(further.text, maps)
 
 
@@ -175,10 +174,10 @@ def _check_shape(tensors: Mapping[str, Tensor], name: str, shape: tuple[int, ...
 
 def map_shapes(info: RunInfo) -> dict[str, tuple[int, ...]]:
     """Return the shapes of the tensors in ``maps.safetensors`` according to ``run.json``."""
-    shapes = {
-        name: (*([entry.heads] if info.preset.each_head else []), *entry.grid, len(info.columns))
-        for name, entry in info.layers.items()
-    }
+    shapes: dict[str, tuple[int, ...]] = {}
+    for name, entry in info.layers.items():
+        heads = [entry.heads] if info.preset.each_head else []
+        shapes[name] = (*heads, *entry.grid, len(info.columns))
     if info.self_attention is None:
         return shapes
     cells = math.prod(info.self_attention)

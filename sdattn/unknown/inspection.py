@@ -65,20 +65,17 @@ class AttentionTable(Sequence[InspectedCall]):
         return len(self.calls)
 
     def __str__(self) -> str:
-        head = ("layer", "made by", "heads", "queries", "keys", "mask", "kind", "text")
-        rows = [head, *map(_as_row, self.calls)]
+        rows = [("layer", "made by", "heads", "queries", "keys", "mask", "kind", "text")]
+        for call in self.calls:
+            numbers = str(call.heads), str(call.queries), str(call.keys)
+            mask = "yes" if call.has_mask else ""
+            text = "" if call.text is None else f"{call.text.start}:{call.text.stop}"
+            rows.append((call.name, call.made_by, *numbers, mask, call.kind or "not known", text))
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
         return "\n".join([*lines, "", str(self.proposal)])
 
     __repr__ = __str__
-
-
-def _as_row(call: InspectedCall) -> tuple[str, ...]:
-    text = "" if call.text is None else f"{call.text.start}:{call.text.stop}"
-    mask = "yes" if call.has_mask else ""
-    numbers = map(str, (call.heads, call.queries, call.keys))
-    return (call.name, call.made_by, *numbers, mask, call.kind or "not known", text)
 
 
 def inspect_attention(
@@ -142,11 +139,10 @@ def _text_name(
 ) -> str | None:
     """Return the name of the argument with the text; None if none has a usual name."""
     if text is None:
-        alike = [
-            name
-            for name, value in arguments.items()
-            if re.search("text|txt|prompt|caption", name) and _is_states(value)
-        ]
+        alike = []
+        for name, value in arguments.items():
+            if re.search("text|txt|prompt|caption", name) and _is_states(value):
+                alike.append(name)
         longest = max(alike, key=lambda name: int(arguments[name].shape[-2]), default=None)
         usual = (name for name in TEXT_NAMES if _may_be_text(arguments.get(name)))
         return next(usual, longest)

@@ -156,7 +156,8 @@ class ModuleCalls(SdpaWatch):
         and what they compute is no call that could be seen.
         """
         layers = {module: path for path, module in modules.items() if is_encoder_layer(module)}
-        self._parts.update(part for layer in layers for part in layer.modules())
+        for layer in layers:
+            self._parts.update(layer.modules())
         if layers:
             installed.around_from_outside(layers, self._begin, self._end)
         for path, module in modules.items():

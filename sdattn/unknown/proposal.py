@@ -189,15 +189,13 @@ def _grid(call: InspectedCall, arguments: Mapping[str, Any], unsure: list[str]) 
 def _grids_in(call: InspectedCall, arguments: Mapping[str, Any]) -> Iterator[Size]:
     """Yield the grids that shapes, ids or sizes among the arguments give for a call's cells."""
     cells = call.cells
-    for value in arguments.values():
+    numbers = {}
+    for name, value in arguments.items():
         if isinstance(value, Tensor):
             yield from _grids_of_ids(call, value)
             yield from dict.fromkeys(_grids_of_shape(cells, value))
-    numbers = {
-        name: int(value)
-        for name, value in arguments.items()
-        if isinstance(value, int) and not isinstance(value, bool)
-    }
+        elif isinstance(value, int) and not isinstance(value, bool):
+            numbers[name] = int(value)
     sides = [numbers.get(name) for name in ("num_frames", "height", "width")]
     if all(sides[1:]):
         yield from _patched(cells, [side for side in sides if side])

@@ -9,6 +9,7 @@ import re
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from importlib import import_module
+from itertools import chain
 from pkgutil import iter_modules
 from typing import TypeVar
 
@@ -43,7 +44,7 @@ UNMAPPED: Mapping[str, str] = {
 
 
 _tables = [import_module(f".{module.name}", __name__) for module in iter_modules(__path__)]
-_registered: tuple[Family, ...] = tuple(family for table in _tables for family in table.FAMILIES)
+_registered: tuple[Family, ...] = tuple(chain.from_iterable(table.FAMILIES for table in _tables))
 
 
 def registered() -> tuple[Family, ...]:
@@ -86,8 +87,11 @@ def _names(family: Family) -> set[str]:
 
 def listed(kind: type) -> Family | None:
     """Return the family that lists a class or its nearest base among its denoisers."""
-    pairs = ((base, family) for base in kind.__mro__ for family in _registered)
-    return next((family for base, family in pairs if family.lists(base)), None)
+    for base in kind.__mro__:
+        for family in _registered:
+            if family.lists(base):
+                return family
+    return None
 
 
 def claimed(model: object) -> Family | None:
@@ -123,8 +127,9 @@ def family_of(model: object, asked: str = "") -> Family:
 
 def closest(kind: type) -> Family | None:
     """Return the family whose denoiser has the most similar class name, or None."""
-    named: dict[Sequence[str], Family]
-    named = {_words(name): family for family in _registered for name in family.denoiser_names}
+    named: dict[Sequence[str], Family] = {}
+    for family in _registered:
+        named |= dict.fromkeys(map(_words, family.denoiser_names), family)
     found = get_close_matches(_words(kind.__name__), list(named), n=1)
     return named[found[0]] if found else None
 

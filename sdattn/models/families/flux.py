@@ -23,17 +23,18 @@ def read_longcat(call: TextCall, texts: list[str]) -> list[Prompt]:
     how = "Call pipe.rewire_prompt(prompt, pipe.device) yourself"
     refuse_rewriting(call, "enable_prompt_rewrite", how)
     call.check(pipe.tokenizer_max_length, "tokenizer_max_length")
-    before, after = (
-        tuple(pipe.tokenizer(text, add_special_tokens=False)["input_ids"])
-        for text in (pipe.prompt_template_encode_prefix, pipe.prompt_template_encode_suffix)
-    )
+    before = pipe.tokenizer(pipe.prompt_template_encode_prefix, add_special_tokens=False)
+    after = pipe.tokenizer(pipe.prompt_template_encode_suffix, add_special_tokens=False)
     read = []
     for text in texts:
-        parts = (tokenize(pipe.tokenizer, part, add_special_tokens=False) for part in _parts(text))
-        columns = _filled(call, [token for tokens in parts for token in tokens])
-        ids = tuple(token.id for token in columns)
+        tokens = list[Token]()
+        for part in _parts(text):
+            tokens += tokenize(pipe.tokenizer, part, add_special_tokens=False)
+        columns = _filled(call, tokens)
+        ids = (token.id for token in columns)
+        encoded = (*before["input_ids"], *ids, *after["input_ids"])
         prompt = place_words(pipe.tokenizer, Source.of(text), columns)
-        read.append(replace(prompt, encoded=((*before, *ids, *after),)))
+        read.append(replace(prompt, encoded=(encoded,)))
     return read
 
 

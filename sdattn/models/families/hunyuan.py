@@ -77,15 +77,15 @@ def is_padding(token: Token) -> bool:
 def glyph_text(text: str, found: Iterable[re.Match[str]]) -> Source | None:
     """Return ByT5's text, ``Text "red". Text "cat". `` for a prompt with two quoted pieces, each
     the non-empty group of its match; None if there is none."""
-    parts = [
-        Source(text, match[match.lastindex or 0], tuple(range(*match.span(match.lastindex or 0))))
-        for match in found
-    ]
-    if not parts:
-        return None
-    parts = [part.within('Text "', '". ') for part in parts]
-    joined = "".join(part.text for part in parts)
-    return Source(text, joined, tuple(origin for part in parts for origin in part.origins))
+    joined = ""
+    origins = list[int]()
+    for match in found:
+        group = match.lastindex or 0
+        piece = Source(text, match[group], tuple(range(*match.span(group))))
+        piece = piece.within('Text "', '". ')
+        joined += piece.text
+        origins += piece.origins
+    return Source(text, joined, tuple(origins)) if joined else None
 
 
 def read_hunyuan_dit(call: TextCall, texts: list[str]) -> list[Prompt]:
@@ -93,16 +93,12 @@ def read_hunyuan_dit(call: TextCall, texts: list[str]) -> list[Prompt]:
     ``encode_prompt``."""
     pipe = call.pipe
     call.check(BERT + T5, "its two encoders")
-    return [
-        join_prompts(
-            [
-                read_source(pipe.tokenizer, Source.of(text), **filled(BERT)),
-                read_source(pipe.tokenizer_2, Source.of(text), **filled(T5)),
-            ],
-            ("BERT", "T5"),
-        )
-        for text in texts
-    ]
+    read = []
+    for text in texts:
+        bert = read_source(pipe.tokenizer, Source.of(text), **filled(BERT))
+        t5 = read_source(pipe.tokenizer_2, Source.of(text), **filled(T5))
+        read.append(join_prompts([bert, t5], ("BERT", "T5")))
+    return read
 
 
 def read_hunyuan_image(call: TextCall, texts: list[str]) -> list[Prompt]:
@@ -118,7 +114,10 @@ def read_hunyuan_image(call: TextCall, texts: list[str]) -> list[Prompt]:
         return Source.of(text).within(before, after)
 
     def quoted(text: str) -> Source | None:
-        return glyph_text(text, (one for pattern in _QUOTED for one in re.finditer(pattern, text)))
+        found = list[re.Match[str]]()
+        for pattern in _QUOTED:
+            found += re.finditer(pattern, text)
+        return glyph_text(text, found)
 
     return read_with_glyphs(call, texts, whole, quoted, "num_images_per_prompt")
 
@@ -151,11 +150,11 @@ def read_hunyuan_video15(call: TextCall, texts: list[str]) -> list[Prompt]:
     whole = partial(rendered, render=render)
     read = read_with_glyphs(call, texts, whole, _quoted15, "num_videos_per_prompt")
     # padding is masked, and its columns are nobody's: see _spans15
-    read = [
-        replace(one, tokens=tuple(token for token in one.tokens if not is_padding(token)))
-        for one in read
-    ]
-    return filled_to_longest(call, read)
+    without_padding = []
+    for one in read:
+        tokens = tuple(token for token in one.tokens if not is_padding(token))
+        without_padding.append(replace(one, tokens=tokens))
+    return filled_to_longest(call, without_padding)
 
 
 def _quoted15(text: str) -> Source | None:

@@ -53,12 +53,11 @@ def read_hidream(call: TextCall, texts: list[str]) -> list[Prompt]:
         raise call.unexplained(f"`max_sequence_length={asked!r}` makes {3 * asked}")
     read = []
     for text in texts:
-        t5, llama = (
-            read_source(
-                tokenizer, Source.of(text), **filled(min(length, tokenizer.model_max_length))
-            )
-            for tokenizer in (call.pipe.tokenizer_3, call.pipe.tokenizer_4)
-        )
+        parts = []
+        for tokenizer in (call.pipe.tokenizer_3, call.pipe.tokenizer_4):
+            own_length = min(length, tokenizer.model_max_length)
+            parts.append(read_source(tokenizer, Source.of(text), **filled(own_length)))
+        t5, llama = parts
         joined = join_prompts([t5, llama, llama], ("T5", "Llama", "Llama, the block's layer"))
         read.append(replace(joined, encoded=t5.encoded + llama.encoded))
     return read

@@ -33,10 +33,9 @@ def _read_filled(call: TextCall, texts: list[str], templates: list[str]) -> list
         before, _, after = template.partition("{}")
         source = Source.of(text).within(before, after)
         prompt = read_source(call.pipe.tokenizer, source, keep=lambda n: range(drop, n))
-        tokens = [
-            replace(token, special=TEMPLATE) if token.text == IMAGE else token
-            for token in prompt.tokens
-        ]
+        tokens = []
+        for token in prompt.tokens:
+            tokens.append(replace(token, special=TEMPLATE) if token.text == IMAGE else token)
         read.append(replace(prompt, tokens=tuple(tokens)))
     return filled_to_longest(call, read, "these images")
 

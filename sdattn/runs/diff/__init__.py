@@ -58,15 +58,15 @@ def diff(
     if words is None:
         compared = match_words(first.heatmaps, second.heatmaps)
     else:
-        chosen = (choose_words(first.heatmaps, second.heatmaps, phrase) for phrase in words)
-        compared = [word for occurrences in chosen for word in occurrences]
+        compared = []
+        for phrase in words:
+            compared += choose_words(first.heatmaps, second.heatmaps, phrase)
     of_a = _settings(first.settings)
     of_b = _settings(second.settings)
-    differing = {
-        name: (of_a.get(name), of_b.get(name))
-        for name in of_a | of_b
-        if of_a.get(name) != of_b.get(name)
-    }
+    differing = {}
+    for name in of_a | of_b:
+        if of_a.get(name) != of_b.get(name):
+            differing[name] = of_a.get(name), of_b.get(name)
     return Comparison(
         names=names or _names(first, second),
         prompts=(first.heatmaps.prompt.text, second.heatmaps.prompt.text),

@@ -64,12 +64,8 @@ class Comparison:
         word in both at once. The page loads nothing."""
         maps: tuple[list[Heatmap], list[Heatmap]] = [], []
         links = [(_add(maps[0], word.a), _add(maps[1], word.b)) for word in self.words]
-        a, b = (
-            Side(name, image, heatmaps.prompt, maps_of)
-            for name, image, heatmaps, maps_of in zip(
-                "AB", (self.image_a, self.image_b), self.heatmaps, maps, strict=True
-            )
-        )
+        a = Side("A", self.image_a, self.heatmaps[0].prompt, maps[0])
+        b = Side("B", self.image_b, self.heatmaps[1].prompt, maps[1])
         alone = [number for number, link in enumerate(links) if None in link]
         return pair_page(
             "Two runs",
@@ -103,7 +99,9 @@ class Comparison:
 
     def _rows(self, a: Image.Image, b: Image.Image) -> list[list[Image.Image]]:
         """Draw each word's tiles: A, B, and B - A."""
-        maps = [heatmap for word in self.words for heatmap in (word.a, word.b) if heatmap]
+        maps = list[Heatmap]()
+        for word in self.words:
+            maps += filter(None, (word.a, word.b))
         differences = [word.difference for word in self.words if word.difference is not None]
         most = max((float(values.abs().max()) for values in differences), default=0.0)
         scale = 0.0, max((heatmap.full for heatmap in maps), default=1.0)
@@ -134,10 +132,10 @@ class Comparison:
         for word in self.words:
             largest = None if word.largest is None else word.largest[0]
             numbers = (word.mean_a, ""), (word.mean_b, ""), (word.correlation, ""), (largest, "+")
-            texts = [
-                "-" if number is None else two_digits(number, sign) for number, sign in numbers
-            ]
-            told.append([word.label, *texts])
+            texts = [word.label]
+            for number, sign in numbers:
+                texts.append("-" if number is None else two_digits(number, sign))
+            told.append(texts)
         return told
 
     def _pixels(self, size: tuple[int, int]) -> Image.Image:
@@ -155,9 +153,9 @@ class Comparison:
         """Return the numbers, as :meth:`save` writes them to ``run.json``. ``size`` is an image's
         (width, height)."""
         runs = zip(self.names, self.prompts, (self.image_a, self.image_b), strict=True)
-        compared = [
-            {"name": name, "prompt": prompt, "size": image.size} for name, prompt, image in runs
-        ]
+        compared = []
+        for name, prompt, image in runs:
+            compared.append({"name": name, "prompt": prompt, "size": image.size})
         told = {"runs": compared, "settings": self.settings, "words": self.words}
         return {"format": FORMAT, **plain(told)}
 

@@ -89,7 +89,7 @@ class WordDifference:
 def match_words(a: Heatmaps, b: Heatmaps) -> list[WordDifference]:
     """Return all words: A's in order, then words that only B has."""
     of_a, of_b = (_numbered(maps.occurrences()) for maps in (a, b))
-    labels = {key: heatmap.label for maps in (of_b, of_a) for key, heatmap in maps.items()}
+    labels = {key: heatmap.label for key, heatmap in (of_b | of_a).items()}
     return [WordDifference(labels[key], of_a.get(key), of_b.get(key)) for key in of_a | of_b]
 
 

@@ -62,7 +62,12 @@ def report(run: ImageRun, phrases: Sequence[Heatmap] = ()) -> bytes:
     texts = _texts(run, phrases)
     prompt = run.heatmaps.prompt
     demo = demo_named(run.settings.model)
-    maps = page_maps(run, [heatmap for _, _, held in texts for heatmap in held])
+    further = list[Heatmap]()
+    titled = []
+    for name, text, held in texts:
+        further += held
+        titled.append((name, _TITLES.get(name, name), text, [one.label for one in held]))
+    maps = page_maps(run, further)
     data = _data(run, texts, maps)
     image = "" if run.video else as_uri(run.image)
     if run.video:
@@ -75,7 +80,7 @@ def report(run: ImageRun, phrases: Sequence[Heatmap] = ()) -> bytes:
         data=data,
         image=image,
         parts=pieces(prompt, {(w.start, w.end): n for n, w in enumerate(run.heatmaps.held)}),
-        texts=[(n, _TITLES.get(n, n), text, [m.label for m in held]) for n, text, held in texts],
+        texts=titled,
         unlearnt=demo.unlearnt(word.text for word in prompt.words) if demo else "",
         cut_off=[word.text for word in prompt.truncated],
         most_cut_off=MOST_CUT_OFF,
@@ -130,11 +135,10 @@ def _first_pins(heatmaps: Heatmaps, strange: Collection[str]) -> list[int]:
     content word, their maps are noise: return the strongest content word alone. ``strange`` words
     mean nothing."""
     maps = heatmaps.occurrences()
+    labels = [heatmap.label for heatmap in maps]
     peaks = [-1.0 if heatmap.label in strange else heatmap.range[1] for heatmap in maps]
-    things = [i for i in name_things([heatmap.label for heatmap in maps]) if peaks[i] >= 0]
-    content = [
-        i for i, heatmap in enumerate(maps) if is_content_word(heatmap.label) and peaks[i] >= 0
-    ]
+    things = [i for i in name_things(labels) if peaks[i] >= 0]
+    content = [i for i, label in enumerate(labels) if is_content_word(label) and peaks[i] >= 0]
     if content and max((peaks[i] for i in things), default=0) < _NOISE * heatmaps.top:
         return [max(content, key=lambda i: peaks[i])]
     pins: list[int] = []
@@ -151,10 +155,11 @@ def _reads(run: ImageRun) -> str:
     """Describe the preset and the layers it reads: ``default: up 16x16, up 32x32``."""
     preset = run.heatmaps.preset
     layers = read_by(run.layers, preset).values()
-    groups = dict.fromkeys(
-        f"{layer.place} {grid_text(layer.grid).replace('x', _TIMES)}" for layer in layers
-    )
-    return f"preset {preset.title}: {', '.join(groups)}"
+    groups = []
+    for layer in layers:
+        grid = grid_text(layer.grid).replace("x", _TIMES)
+        groups.append(f"{layer.place} {grid}")
+    return f"preset {preset.title}: {', '.join(dict.fromkeys(groups))}"
 
 
 def _units(preset: Preset) -> dict[str, str]:
@@ -186,8 +191,12 @@ def _texts(run: ImageRun, phrases: Sequence[Heatmap]) -> list[tuple[str, str, li
 def _token_rows(prompt: Prompt, captured_columns: Sequence[int]) -> list[dict[str, object]]:
     """Return a row for each token column; runs of padding share one."""
     rows: list[dict[str, object]] = []
-    words = {column: word.text for word in prompt.words for column in word.columns}
-    encoders = [name for name, number in prompt.encoders for _ in range(number)]
+    words = dict[int, str]()
+    for word in prompt.words:
+        words |= dict.fromkeys(word.columns, word.text)
+    encoders = list[str]()
+    for name, number in prompt.encoders:
+        encoders += [name] * number
     captured = set(captured_columns)
     for column, token in enumerate(prompt.tokens):
         last = rows[-1] if rows else None

@@ -9,6 +9,7 @@ import math
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import TypeVar
 
 import numpy as np
@@ -77,9 +78,13 @@ def page_maps(run: ImageRun, further: Sequence[Heatmap]) -> PageMaps:
     of_steps = step_groups(run)
     steps = step_heatmaps(run)
     names = [name for name in groups if len(groups) > 1 and (not steps or name in of_steps)]
+    of_groups = list[Tensor]()
+    for name in names:
+        of_groups += _values(groups[name])
     left_out = []
-    if run.video and not _has_room([m for name in names for m in _values(groups[name])], "groups"):
+    if run.video and not _has_room(of_groups, "groups"):
         names = []
+        of_groups = []
         left_out = ["layers"]
     looks = []
     for i, step in enumerate(steps):
@@ -88,30 +93,35 @@ def page_maps(run: ImageRun, further: Sequence[Heatmap]) -> PageMaps:
             look += _values(of_steps[name][i])
         looks.append(look)
     heads = []
+    of_heads = list[Tensor]()
     for layer, numbered in head_heatmaps(run).items():
         for number, head in numbered.items():
-            heads.append((f"{short_name(run, layer)}, head {number}", head))
-    if run.video and looks and not _has_room([m for look in looks[:2] for m in look], "steps"):
+            heads.append(f"{short_name(run, layer)}, head {number}")
+            of_heads += _values(head)
+    if run.video and looks and not _has_room([*chain(*looks[:2])], "steps"):
         looks = []
         left_out = [*left_out, "steps"]
-    if run.video and not _has_room([m for _, head in heads for m in _values(head)], "heads"):
+    if run.video and not _has_room(of_heads, "heads"):
         heads = []
+        of_heads = []
         left_out = [*left_out, "heads"]
     # A page has room for some of a thousand steps, even with the coarsest maps.
     calls = _evenly(run.details.calls if looks else (), _most(looks))
     looks = _evenly(looks, _most(looks))
     parts = {
         "heatmaps": _values(run.heatmaps),
-        "groups": [m for name in names for m in _values(groups[name])],
-        "steps": [m for look in looks for m in look],
-        "heads": [m for _, head in heads for m in _values(head)],
+        "groups": of_groups,
+        "steps": [*chain(*looks)],
+        "heads": of_heads,
         "further": [heatmap.values for heatmap in further],
         "spots": [] if run.details.spots is None else [*run.details.spots.flatten(0, 1)],
     }
     # Each kind has a number of cells of its own, so that many steps do not make the heatmaps
     # coarse.
-    few = [m for part, maps in parts.items() for m in _coarse_enough(maps, _BUDGETS[part])]
-    return PageMaps(names, [name for name, _ in heads], calls, left_out, *_packed(few))
+    few = list[Tensor]()
+    for part, maps in parts.items():
+        few += _coarse_enough(maps, _BUDGETS[part])
+    return PageMaps(names, heads, calls, left_out, *_packed(few))
 
 
 def packed_heatmaps(heatmaps: Sequence[Heatmap]) -> tuple[list[Shape], str]:
@@ -123,7 +133,10 @@ def _packed(maps: Sequence[Tensor]) -> tuple[list[Shape], str]:
     shapes: list[Shape] = []
     cells = []
     for values in maps:
-        shades, low, high = _in_shades(values.numpy())
+        low = float(values.min())
+        high = float(values.max())
+        scale = 255 / (high - low) if high > low else 0.0
+        shades = np.rint((values.numpy() - low) * scale).astype(np.uint8)  # [(frames,) rows, cols]
         shapes.append((*shades.shape[-2:], float(f"{low:.5g}"), float(f"{high:.5g}")))
         # Neighbours of a smooth map differ by little, which packs into fewer bytes.
         cells.append(np.diff(shades, axis=-1, prepend=np.uint8(0)).tobytes())
@@ -169,11 +182,3 @@ def _coarse_enough(maps: Sequence[Tensor], most: int) -> list[Tensor]:
         pooled = adaptive_avg_pool2d(values.reshape(-1, rows, cols), size)
         coarse.append(pooled.reshape(*values.shape[:-2], *size))
     return coarse
-
-
-def _in_shades(values: np.ndarray) -> tuple[np.ndarray, float, float]:
-    """Return uint8 ``[(frames,) rows, cols]`` with the values of 0 and 255."""
-    low = float(values.min())
-    high = float(values.max())
-    scale = 255 / (high - low) if high > low else 0.0
-    return np.rint((values - low) * scale).astype(np.uint8), low, high

@@ -81,7 +81,9 @@ def pair_page(
         UTF-8 HTML.
     """
     sides = [first, *(other.side for other in others)]
-    maps = [heatmap for side in sides for heatmap in side.maps]
+    maps = list[Heatmap]()
+    for side in sides:
+        maps += side.maps
     shapes, cells = packed_heatmaps(maps)
     data = {
         "sides": _sides(sides),
@@ -145,7 +147,9 @@ def _first_pins(first: Side, other: Counterpart) -> list[int]:
     """Return the strongest links with a content word among ``about``, or the strongest of all;
     links whose words name a thing come first."""
     sides = first, other.side
-    things = [name_things([heatmap.label for heatmap in side.maps]) for side in sides]
+    things = []
+    for side in sides:
+        things.append(name_things([heatmap.label for heatmap in side.maps]))
     peaks: dict[int, tuple[bool, float]] = {}
     for number, link in enumerate(other.links):
         both = zip(sides, link, strict=True)
