@@ -152,6 +152,8 @@ class Sum:
     def add_now(self, part: LayerPart, attended: HeadSums) -> None:
         """Add what is shown of a call to the sum, or to the list of maps."""
         keep = self.keep
+        if keep.steps.last:
+            self.problem = ""  # a map that was lost is replaced
         if self._adds_in_place:
             total = None if keep.steps.last else self.total
             self.total = attended.add_to(total, part.columns)
@@ -302,7 +304,8 @@ class Queue:
         held = [cast(Tensor, one.total) for one in layer_sums]  # each layer's first call made it
         images = held[0].shape[0]
         each = images * call.heads * call.cells * call.keys
-        if len(entries) == 1 or 2 * each > at_a_time(call.query.device):
+        runs_twice = len({id(one) for one in layer_sums}) < len(layer_sums)
+        if len(entries) == 1 or runs_twice or 2 * each > at_a_time(call.query.device):
             for entry in entries:
                 entry.layer_sum.add_now(part, softmax_of(entry.call.of_rows(rows)))
             return

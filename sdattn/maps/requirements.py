@@ -75,7 +75,7 @@ def capture_settings(
         needs["heads"] = "all"
     if preset.steps == "last":
         needs["steps"] = "last"
-    if preset.among_words:
+    if preset.among_words and prompts:  # a batch's plan has none yet
         images = images_a_prompt(facts, options)
         needs["among"] = []
         for one in prompts:

@@ -88,7 +88,8 @@ def test_items_with_and_without_numbers_of_words_are_of_one_kind(tmp_path, load_
         numbers = {row["id"]: row["statistics"] for row in found}
         for row in rows:
             said = [word["peak"] for word in numbers[row["id"]] or ()]
-            assert said == [word["peak"] for word in row["statistics"]]
+            own = [word["peak"] for word in row["statistics"]]
+            assert said == pytest.approx(own, rel=1e-14)  # datasets' JSON parser may lose a bit
         assert [bool(numbers[item]) for item in "abc"] == [True, False, True]
         assert [numbers[item][0]["entropy"] is None for item in "ac"] == [True, False]
 

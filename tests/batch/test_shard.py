@@ -1,6 +1,7 @@
 """`draw_shard` is a pure function: the same shard has the same bytes, wherever and whenever."""
 
 import json
+from dataclasses import replace
 
 import pytest
 from helpers.batch_draws import ALL, SMALL, watch_models  # noqa: F401
@@ -14,8 +15,9 @@ from sdattn.batch.formats import format_of
 from sdattn.batch.plan import make_plan
 from sdattn.batch.records import read_record, record_name
 from sdattn.batch.run import manifest_of
-from sdattn.batch.shard import describe, draw_shard, forget_pipeline
+from sdattn.batch.shard import describe, draw_shard, forget_pipeline, load
 from sdattn.files.place import Place
+from sdattn.loading.options import LoadingOptions
 
 
 @pytest.fixture(autouse=True)
@@ -65,6 +67,16 @@ def test_a_shard_without_its_thumbnails_is_drawn_again(drawn, tmp_path, harm):
     harm(sheet)
     drawn("run")
     assert tree(tmp_path / "run") == before
+
+
+def test_a_model_that_is_loaded_in_another_way_is_another(model, tmp_path):
+    request = Request(tmp_path / "in.jsonl", tmp_path / "out", model=str(model), device="cpu")
+    first = load(request)
+    assert load(replace(request, out=tmp_path / "other")) is first
+    name = "EulerDiscreteScheduler"
+    other = load(replace(request, loading=LoadingOptions(scheduler=name)))
+    found = [type(one.pipe.scheduler).__name__ for one in (first, other)]
+    assert found[1] == name != found[0]
 
 
 @pytest.mark.parametrize("name", ["weights", "dtype", "video_format"])

@@ -119,9 +119,7 @@ def files(tmp_path_factory):
 
 
 @pytest.mark.parametrize("command", ["generate", "batch"])
-@pytest.mark.parametrize(
-    ("name", "noun"), [("cut", "not a complete .safetensors file"), ("half", "lora_B")]
-)
+@pytest.mark.parametrize(("name", "noun"), [("cut", "file not fully covered"), ("half", "lora_B")])
 @pytest.mark.slow
 def test_a_broken_file_ends_in_one_message_that_names_it(invoke, model, files, command, name, noun):
     file = next(files.glob(f"{name}.*"))

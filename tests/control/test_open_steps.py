@@ -145,3 +145,18 @@ def test_heatmaps_of_a_store_whose_steps_a_callback_ends():
         means = {key: kept for key, kept in maps.items() if kept}
         same(means, cross(attached.get_average_full_attention()), exact=False)
     assert expected["cat"].values.shape == (16, 16)
+
+
+def test_steps_of_other_shapes_are_forgotten_with_the_rest():
+    store = AttentionStore(guidance=None)
+    for cells in (4, 16):
+        store(torch.rand(2, cells, 3), True, "down")
+        store.between_steps()
+    refused(store, r"different shapes. Call store.reset\(\)")
+    store.reset()
+    steps = []
+    for number in range(2):
+        steps += shown(store, ["down"], seed=number)
+        store.between_steps()
+    [mean] = store.get_average_attention()["down_cross"]
+    torch.testing.assert_close(mean, (steps[0] + steps[1]) / 2)

@@ -121,3 +121,19 @@ def test_a_call_that_breaks_off_or_cannot_be_read(followed):
     with pytest.raises(TypeError):  # the model's own
         pipe.unet()
     assert len(heard) == 1 and told.run.running is None
+
+
+def test_a_call_that_cannot_be_read_is_not_taken_for_one_that_broke_off(followed):
+    pipe, told = followed
+    with pytest.raises(RuntimeError):
+        pipe.unet(torch.randn(2, 5, 8, 8), 7, torch.randn(2, 77, 32))  # of five channels
+    assert told.run.running is not None
+    heard, running = [], []
+    told.failed = heard.append
+    pipe.unet.mid_block.register_forward_hook(
+        lambda *_: running.append((told.run.running, told.run.is_open()))
+    )
+    with torch.no_grad():
+        pipe.unet(torch.randn(3, 4, 8, 8), 7, torch.randn(3, 77, 32))  # three rows have no halves
+    assert len(heard) == 1 and running == [(None, False)]
+    assert told.notes == ["run", "begin"]

@@ -375,6 +375,15 @@ def test_a_pass_that_did_not_end_adds_nothing(tiny_unet, broken, options):
         torch.testing.assert_close(found.maps[name], maps, atol=1e-6, rtol=0)
 
 
+def test_the_last_map_is_that_of_a_pass_that_ended(tiny_unet):
+    """Held in float64, layers do not wait for their pass to end."""
+    options = {"steps": "last", "dtype": torch.float64}
+    right = passes_of(tiny_unet, (), **options)
+    found = passes_of(tiny_unet, (0, 2), **options)
+    for name, maps in right.maps.items():
+        torch.testing.assert_close(found.maps[name], maps, atol=1e-6, rtol=0)
+
+
 def test_a_sum_that_has_a_pass_that_did_not_end_says_so_when_it_is_read(tiny_unet):
     """Held in float64, layers do not wait for their pass to end."""
     right = passes_of(tiny_unet, (), dtype=torch.float64)

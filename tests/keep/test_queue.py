@@ -4,13 +4,15 @@ from dataclasses import replace
 
 import pytest
 import torch
+from diffusers.models.attention_processor import AttnProcessor2_0
 from helpers.capture_runs import oracle, record_inputs
 from helpers.sums import running_sum
 from helpers.tiny_pipelines import make_unet
+from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from sdattn import CaptureError, CaptureWarning, capture
-from sdattn.attention import plain
+from sdattn.attention import MultiHeadAttention, plain
 from sdattn.attention.calls import ProjectedCall
 from sdattn.keep import sums as queue
 from sdattn.models.denoiser import find_denoiser
@@ -257,3 +259,40 @@ def test_a_watched_layer_dispatches_at_most_six_operations_more(unet, monkeypatc
         more = operations() - unwatched
     assert len(store.maps) == 16
     assert 0 < more <= 6 * 16
+
+
+class CalledTwice(nn.Module):
+    """Self-attention whose first module runs twice in each pass."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = MultiHeadAttention(8, heads=2, dim_head=4)
+        self.second = MultiHeadAttention(8, heads=2, dim_head=4)
+        for layer in (self.first, self.second):
+            layer.processor = AttnProcessor2_0()
+        self.inputs = []
+
+    def forward(self, sample, timestep):
+        for layer in (self.first, self.first, self.second):
+            self.inputs.append((layer, sample))
+            sample = sample + layer(sample)[0]
+        return sample
+
+
+@torch.no_grad()
+def test_a_module_that_runs_twice_in_a_pass_adds_both_calls():
+    torch.manual_seed(0)
+    model = CalledTwice()
+    with pytest.warns(CaptureWarning, match="did not run once"):
+        with capture(model, kinds=("self",), latent_size=(4, 4)) as store:
+            for time in TIMES:
+                model(torch.randn(1, 16, 8), time)
+    for name in ("first", "second"):
+        maps = []
+        for layer, states in model.inputs:
+            if layer is getattr(model, name):
+                query = layer.to_q(states).double().unflatten(-1, (2, 4)).transpose(1, 2)
+                key = layer.to_k(states).double().unflatten(-1, (2, 4)).transpose(1, 2)
+                maps.append((query @ key.mT / 2).softmax(-1).mean(1))
+        found = store.maps[name].flatten(1, 2).double()
+        torch.testing.assert_close(found, torch.stack(maps).mean(0), atol=1e-6, rtol=0)

@@ -53,6 +53,13 @@ def called(model, n_frames=3, **options):
     return store
 
 
+def test_each_videos_branch_is_told_once():
+    """The first half of the rows is the negative prompt's, of three frames, one video each."""
+    store = called(make_motion_model()[1], branch="both", guidance="batch")
+    assert store.branches == ("unconditional", "conditional")
+    assert store.passes[0].rows == (0, 1, 2, 3, 4, 5) and store.images == 2
+
+
 @pytest.mark.slow
 def test_frames_of_both_branches_are_in_their_order(watched):
     """[negative, prompt], each frame by frame, with each head and step, against float64."""

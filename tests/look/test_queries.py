@@ -251,3 +251,11 @@ def test_a_store_that_saw_nothing_has_no_spots():
         with capture(make_pipeline(), queries=[(0, 1)]) as store:
             with pytest.raises(CaptureError, match="no maps"):
                 store.spots()
+
+
+def test_keys_that_are_merged_later_in_the_run_are_refused():
+    held = running_sum(kind="self", queries=[(0, 1)])
+    held.take(AttentionCall(probs=probabilities(0, keys=4)))
+    held.running = running_pass()
+    with pytest.raises(CaptureError, match="layer ran on 2 keys, and its grid is 2x2"):
+        held.take(AttentionCall(probs=probabilities(1, keys=2)))

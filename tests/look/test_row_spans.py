@@ -10,6 +10,7 @@ from helpers.matrix_oracle import recorded, softmax_in_float64
 from sdattn import capture
 from sdattn.attention.calls import AttentionCall
 from sdattn.follow.call_layout import CallLayout
+from sdattn.look.joint import Joint
 from sdattn.look.joint_checks import check_order
 from sdattn.look.output_space import OutputSpace
 from sdattn.look.row_orders import RowOrder
@@ -26,10 +27,10 @@ SPANS = (
 LONGEST = 6
 
 
-def call_of(mask=None, scale=None):
+def call_of(mask=None, scale=None, length=LENGTH):
     """A call of torch's attention, as a watch sees it, with its output."""
     generator = torch.Generator().manual_seed(0)
-    shape = len(SPANS), HEADS, LENGTH, WIDTH
+    shape = len(SPANS), HEADS, length, WIDTH
     query, key, value = (torch.randn(shape, generator=generator) for _ in range(3))
     with SdpaWatch() as watch:
         torch.nn.functional.scaled_dot_product_attention(query, key, value, mask, scale=scale)
@@ -160,3 +161,15 @@ def test_an_image_stands_before_the_text_of_hunyuan_video15(image, shown):
         found = maps.flatten(1, -2).double()
         torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
     assert set(store.maps) == {f"transformer_blocks.{i}.attn" for i in range(2)}
+
+
+def test_rows_of_another_length_have_an_order_of_their_own():
+    joint = Joint(lambda: SPANS)
+    for length in (LENGTH, LENGTH - 2, LENGTH):
+        call = call_of(length=length)
+        found = View().of(joint.placed(call, None)).every_head(None)
+        whole = softmax_in_float64(call.query, call.key, None, None)
+        for row, (image, text) in enumerate(SPANS):
+            own = whole[row, :, image, text]
+            shown = found[row, ..., : own.shape[-1]].double()
+            torch.testing.assert_close(shown, own, atol=1e-6, rtol=0)

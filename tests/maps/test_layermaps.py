@@ -122,6 +122,19 @@ def test_one_image_and_some_columns_by_themselves():
     assert layers.image(2).layers["a"].grid == (4, 5)
 
 
+def test_one_frame_by_itself():
+    maps, cells = torch.rand(2, 3, 4, 5, 6), torch.rand(2, 3, 20, 20)
+    held = {"a": LayerMap("up", 0, 2, maps, is_video=True)}
+    apart = LayerMaps(held, tuple(range(6)), 1, cells, (4, 5))  # a frame attends to itself
+    one = apart.frame(2)
+    assert torch.equal(one.layers["a"].maps, maps[:, 2])
+    assert torch.equal(one.affinity, cells[:, 2])
+    assert one.layers["a"].grid == one.affinity_grid == (4, 5)
+    across = replace(apart, affinity=torch.rand(2, 60, 60), affinity_grid=(3, 4, 5)).frame(2)
+    assert torch.equal(across.layers["a"].maps, maps[:, 2])
+    assert across.affinity is across.affinity_grid is None
+
+
 def test_resizing_keeps_means_and_leading_axes():
     maps = torch.rand(2, 3, 4, 6)
     larger = resize_maps(maps, (8, 18))

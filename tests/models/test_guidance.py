@@ -2,11 +2,12 @@
 
 import pytest
 import torch
+from helpers.padded_rows import z_image
 from helpers.tiers import tiered
 from helpers.tiny_pipelines import make_pipeline
 
 from sdattn import CaptureError, CaptureWarning, capture
-from sdattn.models.guidance import branch_order, branch_rows, guided_order
+from sdattn.models.guidance import GuidanceWatch, branch_order, branch_rows, guided_order
 
 
 def test_rows_are_equal_chunks_in_order():
@@ -87,3 +88,24 @@ def test_guidance_may_act_in_any_part_of_a_run(guided):
         return
     with pytest.warns(CaptureWarning, match="Guidance.*2 call"):
         assert switched(pipe, "both", guided) == [(0, 1, 2, 3)] * 2
+
+
+def test_guidance_that_ends_early_ends_by_the_schedule_of_each_run():
+    """Two rows where it acts, and one where not, of two runs that one watch follows."""
+    pipe, seen = z_image(), []
+    watch = GuidanceWatch(pipe)
+    pipe.transformer.register_forward_pre_hook(
+        lambda _model, args: seen.append((len(watch.order(None, 0)), len(args[0])))
+    )
+    options = {"height": 64, "width": 80, "output_type": "latent", "guidance_scale": 4.0}
+    for steps in (2, 6):
+        del seen[:]
+        pipe("a cat", num_inference_steps=steps, cfg_truncation=0.6, **options)
+        assert len(seen) == steps and all(found == rows for found, rows in seen)
+    assert {rows for _, rows in seen} == {1, 2}
+
+
+def test_a_run_whose_last_steps_have_no_guidance_says_that_both_branches_lack_them():
+    pipe = make_pipeline()
+    with pytest.warns(CaptureWarning, match=r"Guidance was off in 1 call\(s\).*branch='both'"):
+        assert switched(pipe, "both", (True, False)) == [(0, 1, 2, 3)]

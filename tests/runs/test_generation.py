@@ -10,6 +10,7 @@ from helpers.tiers import tiered
 from helpers.tiny_pipelines import make_sdxl_pipeline, small_pipeline
 
 from sdattn import NotFiniteError, TruncationWarning, capture, generate, heatmaps, load_run
+from sdattn.runs.preparing import prepare, watch
 
 PROMPT = "a red cat and a dog"
 QUICK = {"num_inference_steps": 2, "height": 128, "width": 128}
@@ -133,3 +134,16 @@ def test_odd_prompts_work(prompt, tmp_path):
         warnings.simplefilter("ignore", TruncationWarning)
         run = generate(pipe, prompt, **QUICK)
     assert load_run(run.save(tmp_path / "run")[0]).info["prompt"] == prompt
+
+
+def test_negative_prompts_are_watched_image_by_image():
+    """Each prompt's images follow each other; the softmax is over <sos>, its words and <eos>."""
+    order = prepare(
+        small_pipeline(),
+        ["a cat", "a dog"],
+        {"negative_prompt": ["dog", "a red cat"], "num_images_per_prompt": 2, **QUICK},
+        preset="ovam",
+        capture_options={"branch": "both"},
+    )
+    first, second = [0, 1, 2], [0, 1, 2, 3, 4]
+    assert list(watch(order)["negative"].among) == [first, first, second, second]
