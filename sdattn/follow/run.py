@@ -83,6 +83,7 @@ class Run:
         self.in_call = False
         self.drawn: DrawnPrompts | None = None
         self._thread = thread
+        self._open: int | None = None  # thread of the pass that is running
         self._subscribers: list[Subscriber] = []
         self._prompts = PromptWatch(denoiser) if hears_texts else None
         self._is_watching = False
@@ -104,10 +105,9 @@ class Run:
         PassHooks(self.installed, model, self._begin, self._end)
 
     def is_open(self) -> bool:
-        """Check whether a pass of the run is running: in the followed thread, and neither outside
-        the model nor in a backward pass, which runs checkpointed layers a second time."""
-        running = self.running
-        return running is not None and running.stray is None and self.is_followed()
+        """Check whether a pass of the run is running, in this thread. When a backward pass runs
+        checkpointed layers a second time, none is."""
+        return self._open == get_ident()  # asked several times a layer
 
     def is_followed(self) -> bool:
         """Check for the followed thread, outside of a backward pass."""
@@ -137,6 +137,7 @@ class Run:
         if not self.is_followed():
             return
         self.running = None
+        self._open = None
         self.in_call = True
         try:
             call = self.reader.read(model, args, kwargs)
@@ -153,6 +154,7 @@ class Run:
             for subscriber in self._subscribers:
                 subscriber.stray(call)
             return
+        self._open = get_ident()
         self.doubts.note(call, self.reader.call)
         if call.begins_run and self._prompts is not None:
             self.drawn = self._prompts.drawn()
@@ -166,6 +168,7 @@ class Run:
             return
         ended = self.running
         self.running = None
+        self._open = None
         self.in_call = False
         if ended is not None and ended.stray is None:
             for subscriber in self._subscribers:
