@@ -4,17 +4,19 @@ from typing import Any
 
 import torch
 
-from ..errors import InvalidTypeError, known_options
+from ..errors import InvalidTypeError, SdattnWarning, known_options, warn
 from ..models.demos import HOME, folder_name
 from ..models.denoiser import find_denoiser
 from ..models.pipeline import Pipeline
 from .devices import checked_device, checked_dtype, place
-from .folder import PipelineFolder, quantized
+from .folder import LENT, PipelineFolder, quantized
+from .hub import fetch_model
 from .index import as_dtype, check_whole, home_of, named_errors, without_weights
-from .locating import download, find_model
+from .locating import find_model
 from .lora import load_loras, read_loras
 from .options import LoadingOptions, note_options
 from .quiet import no_notices
+from .repository import HubName
 from .single_files import load_single_file, settings_folder
 
 
@@ -86,17 +88,26 @@ def load_pipeline(
     device = checked_device(device)
     dtype = checked_dtype(dtype)
     options.check(model, device)
-    path = find_model(model)
     loras = read_loras(options)  # before the model's weights, which take long
+    path = find_model(model)
+    name = None
+    if path is None:
+        name = HubName.read(str(model), revision)
+        assert name is not None  # find_model() has read it
+        path = fetch_model(name, options)
+        options.check_fit(model, is_file=path.is_file())
     half = device.type == "cuda"
-    if path is not None and path.is_file():
+    if path.is_file():
         folder = PipelineFolder.judged(settings_folder(path, options.config), options)
         with named_errors(folder.path):
             pipe = load_single_file(path, folder, folder.dtype(dtype, half))
     else:
-        here = path or download(str(model), variant=variant, revision=revision)
-        pipe = _load_folder(PipelineFolder.judged(here, options), dtype, half)
-    pipe.register_to_config(_name_or_path=path or str(model))
+        folder = PipelineFolder.judged(path, options)
+        if folder.files.chosen:
+            text = f"{name or path} has all its weights as {folder.files.variant} alone, which are "
+            warn(f"{text}loaded: `variant={folder.files.variant!r}`.", SdattnWarning)
+        pipe = _load_folder(folder, dtype, half)
+    pipe.register_to_config(_name_or_path=str(name or path))
     find_denoiser(pipe)
     load_loras(pipe, loras)
     note_options(pipe, options)
@@ -113,7 +124,7 @@ def _load_folder(folder: PipelineFolder, dtype: torch.dtype | None, half: bool) 
         pipe = diffusers.DiffusionPipeline.from_pretrained(
             folder.path,
             use_safetensors=True,
-            variant=folder.options.variant,
+            variant=folder.files.variant,
             **parts,
             **as_dtype(dtype),
         )
@@ -123,10 +134,6 @@ def _load_folder(folder: PipelineFolder, dtype: torch.dtype | None, half: bool) 
     for model in models.values():
         model.eval()  # a UNet with AnimateDiff's motion modules starts in training mode
     return pipe
-
-
-# Parts of a demo, and the folders that hold their weights
-LENT = {"demo-video": {part: f"demo/{part}" for part in ("vae", "text_encoder", "unet")}}
 
 
 def lent_parts(folder: PipelineFolder, dtype: torch.dtype) -> dict[str, object]:

@@ -1,0 +1,122 @@
+"""Fetching a model from the hub, whatever its repository holds."""
+
+from pathlib import Path
+from typing import NoReturn
+
+from ..errors import AccessError, InvalidValueError, SdattnError
+from ..files.records import read_object
+from .folder import PipelineFolder
+from .options import LoadingOptions
+from .repository import LORA, HubName, Repository, some_of
+from .weights import PICKLES
+
+_TRANSFORMERS = ("model.safetensors", "model.safetensors.index.json")
+
+
+def fetch_model(name: HubName, options: LoadingOptions) -> Path:
+    """Return the folder of a pipeline, or the file of a checkpoint, fetched if necessary.
+
+    Its index and its settings come first, so that nobody waits for the weights of a model that is
+    refused; pickles and code are never fetched.
+
+    Raises:
+        ValueError: it holds no pipeline, asks for code of its own or has only pickles, or an option
+            does not fit it.
+        TypeError: the pipeline's denoiser is of no known family.
+        OSError: it cannot be fetched; see :func:`asking_hub`.
+    """
+    repository = Repository.find(name)
+    file = name.file or _only_checkpoint(repository)
+    if file is not None:
+        return repository.fetch([file]) / file
+    folder = settings_in(repository, options)
+    folder.dtype(None, half=True)
+    return repository.fetch(folder.files.settings + folder.files.weights)
+
+
+def settings_in(repository: Repository, options: LoadingOptions) -> PipelineFolder:
+    """Return the folder of a repository's pipeline with its settings, which weigh little, and
+    judge it by the names of all its files."""
+    repository.fetch(["model_index.json"])
+    folder = _judged(repository, options)
+    repository.fetch(folder.files.settings)
+    return _judged(repository, options)  # a part's configuration may ask for code
+
+
+def _judged(repository: Repository, options: LoadingOptions) -> PipelineFolder:
+    try:
+        return PipelineFolder.judged(repository.folder, options, repository.files)
+    except InvalidValueError as error:
+        if repository.refused is None:
+            raise InvalidValueError(_named(str(error), repository)) from error
+        raise _only_a_part(repository, str(error)) from repository.refused
+
+
+def _only_checkpoint(repository: Repository) -> str | None:
+    """Return the one checkpoint of a repository that is not a pipeline's folder, None for such a
+    folder; raise ValueError for any other content."""
+    names = sorted(repository.files)
+    if "model_index.json" in names:
+        return None
+    if LORA in names or "adapter_config.json" in names or "lora" in repository.card.get("tags", ()):
+        _refuse_lora(repository)
+    files = [name for name in names if "/" not in name and name.endswith(".safetensors")]
+    if "config.json" in names:
+        _refuse_a_part(repository)
+    if len(files) == 1 and files[0] not in _TRANSFORMERS:
+        return files[0]
+    repo = repository.name.repo
+    if files and not {*_TRANSFORMERS} & {*names}:
+        paths = some_of([f"{repo}/{name}" for name in files])
+        text = f"has {len(files)} checkpoints. Pass one of them: {paths}"
+    elif found := [name for name in names if name.endswith(PICKLES)]:
+        text = (
+            f"has its weights as {found[0]} and not as .safetensors. Pickles are not read, since "
+            "they can run code. Look for a `revision` or another model with .safetensors, or "
+            "convert the file yourself, if you trust its source, and pass the result"
+        )
+    elif found := [name for name in names if name.endswith(".gguf")]:
+        text = (
+            f"has GGUF files, {found[0]} for one, which are a denoiser alone. Download one, and "
+            "pass `quantization='gguf:FILE'` with the model that it was made from"
+        )
+    elif "modular_model_index.json" in names:
+        text = "is a modular pipeline. Load it yourself, and pass it to sdattn's functions"
+    else:
+        has = f"It has {some_of(names)}" if names else "It has no files"
+        text = f"has no model_index.json and no .safetensors checkpoint. {has}"
+    raise InvalidValueError(f"{repo} on the hub {text}.")
+
+
+def _refuse_lora(repository: Repository) -> NoReturn:
+    base = repository.card.get("base_model")
+    base = base[0] if isinstance(base, list) and base else base
+    repo = repository.name.repo
+    if isinstance(base, str):
+        text = f"is a LoRA for {base}. Pass `model={base!r}` and `lora={repo!r}`."
+    else:
+        text = f"is a LoRA, not a model. Pass its model, and `lora={repo!r}`."
+    raise InvalidValueError(f"{repo} on the hub {text}")
+
+
+def _refuse_a_part(repository: Repository) -> NoReturn:
+    """Refuse a model of transformers, or one part of a pipeline, by the class of its config."""
+    config = read_object(repository.fetch(["config.json"]) / "config.json")
+    kinds = config.get("architectures")
+    kind = config.get("_class_name") or (kinds[0] if isinstance(kinds, list) and kinds else None)
+    raise InvalidValueError(
+        f"{repository.name.repo} on the hub is {f'a {kind}' if kind else 'one model'}, not a "
+        "text-to-image pipeline of diffusers, which has a model_index.json. Pass the pipeline "
+        "that it belongs to."
+    )
+
+
+def _named(text: str, repository: Repository) -> str:
+    """Return a message about the cache's folder as one about the repository."""
+    return text.replace(str(repository.folder), f"{repository.name.repo} on the hub")
+
+
+def _only_a_part(repository: Repository, what: str) -> SdattnError:
+    refused = repository.refused
+    kind = type(refused) if isinstance(refused, AccessError) else AccessError
+    return kind(f"{refused} The cache has only a part of it: {_named(what, repository)}")
