@@ -156,6 +156,10 @@ class HubServer:
         self._thread.join()
         self._server.server_close()
 
+    def wait(self) -> None:
+        """Let the delay of an answer pass."""
+        self._closed.wait(self.delay)
+
     def stall(self) -> None:
         """Wait until the hub is closed or reset."""
         self.has_stalled.set()
@@ -189,15 +193,15 @@ class _Handler(BaseHTTPRequestHandler):
     def log_message(self, format: str, *args: Any) -> None:
         pass
 
-    def do_CONNECT(self) -> None:  # noqa: N802
+    def do_CONNECT(self) -> None:
         self._say(407, b"", {"Proxy-Authenticate": 'Basic realm="proxy"'})
 
-    def do_GET(self) -> None:  # noqa: N802
+    def do_GET(self) -> None:
         hub = self.server.hub
         length = int(self.headers.get("Content-Length") or 0)
         body = self.rfile.read(length)
         hub.requests.append(Request(self.command, self.path, self.headers.get("Range") or ""))
-        time.sleep(hub.delay)
+        hub.wait()
         if hub.drops:
             self.close_connection = True
         elif hub.status is not None:
@@ -290,7 +294,7 @@ class _Handler(BaseHTTPRequestHandler):
         headers["Location"] = f"http://localhost:{self.server.hub.port}/cdn/{name}/{file}"
         self._say(302, b"", headers)
 
-    def _say_json(self, told: Any, status: int = 200, headers: Mapping[str, str] = {}) -> None:  # noqa: B006
+    def _say_json(self, told: Any, status: int = 200, headers: Mapping[str, str] = {}) -> None:
         kind = {"Content-Type": "application/json"}
         self._say(status, json.dumps(told).encode(), {**kind, **headers})
 
