@@ -1,0 +1,188 @@
+"""The command line against a hub, in a process a command that has the libraries loaded already.
+
+    with HubCommands(hub, folder) as commands:
+        done = commands.run("info", "acme/sd", "-q", HF_TOKEN="secret")
+        assert (done.code, done.out, done.err) == (0, "...", "")
+
+The libraries read what the environment says of the hub when they are imported. So a process is
+started with it, imports them, and makes a copy of itself for each command.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from helpers.hub_server import HubServer
+
+_LIMIT = 60  # seconds that a command may take
+_KEPT = ("PATH", "SYSTEMROOT", "TMPDIR", "LANG", "LC_ALL", "LD_LIBRARY_PATH")
+
+
+@dataclass(frozen=True)
+class Done:
+    """A command's exit code, and the text on stdout and stderr."""
+
+    code: int
+    out: str
+    err: str
+
+
+class HubCommands:
+    """Commands with an empty home and cache at first, for a hub; ``cache`` is where models go."""
+
+    def __init__(self, hub: HubServer, folder: Path) -> None:
+        self.hub = hub
+        self.home = folder / "home"
+        self.cache = self.home / "hub"
+        self.copies = folder / "copies"
+        self.here = folder / "here"  # where commands run
+        self.here.mkdir(parents=True)
+
+    def __enter__(self) -> "HubCommands":
+        environment = {name: os.environ[name] for name in _KEPT if name in os.environ}
+        environment |= {
+            "PYTHONPATH": os.pathsep.join(sys.path),
+            "OMP_NUM_THREADS": "1",
+            "HOME": str(self.home),
+            "HF_HOME": str(self.home),
+            "HF_ENDPOINT": self.hub.url,
+            "HF_HUB_ETAG_TIMEOUT": "1",
+            "HF_HUB_DOWNLOAD_TIMEOUT": "1",
+        }
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", "from helpers.hub_commands import serve; serve()"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=environment,
+            cwd=self.here,
+            text=True,
+        )
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._process.communicate()
+
+    def empty_the_cache(self) -> None:
+        shutil.rmtree(self.home, ignore_errors=True)
+
+    def fill_the_cache(self, *arguments: str, **variables: str) -> None:
+        """Have what a command fetches in the cache; from an earlier copy if there is one."""
+        self.empty_the_cache()
+        copy = self.copies / hashlib.sha256(repr(arguments).encode()).hexdigest()[:8]
+        if not copy.is_dir():
+            done = self.run(*arguments, **variables)
+            assert done.code == 0, f"filling the cache: {done}"
+            shutil.copytree(self.home, copy, symlinks=True)
+            return
+        shutil.copytree(copy, self.home, symlinks=True)
+
+    def run(self, *arguments: str, disk_is_full: bool = False, **variables: str) -> Done:
+        """Run a command to its end; ``variables`` are those of its environment."""
+        self.start(*arguments, disk_is_full=disk_is_full, **variables)
+        return self.wait()
+
+    def start(self, *arguments: str, disk_is_full: bool = False, **variables: str) -> int:
+        """Start a command, and return the id of its process."""
+        asked = {"arguments": arguments, "variables": variables, "disk_is_full": disk_is_full}
+        assert self._process.stdin
+        self._process.stdin.write(json.dumps(asked) + "\n")
+        self._process.stdin.flush()
+        return int(self._answer()["pid"])
+
+    def wait(self) -> Done:
+        """Wait for the command that was started; one that was killed has the signal's number as its
+        exit code, negative."""
+        return Done(**self._answer())
+
+    def _answer(self) -> Any:
+        assert self._process.stdout
+        return json.loads(self._process.stdout.readline())
+
+
+# -- in the process that has the libraries ---------------------------------------------------------
+
+
+def serve() -> None:
+    """Run a command for each line on stdin, in a process of its own."""
+    import accelerate  # noqa: F401
+    import transformers  # noqa: F401
+    from diffusers import DDIMScheduler, StableDiffusionPipeline  # noqa: F401
+
+    from sdattn import cli  # noqa: F401
+
+    for line in sys.stdin:
+        with open("out", "wb") as out, open("err", "wb") as err:
+            pid = os.fork()
+            if pid == 0:
+                os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+                os.dup2(out.fileno(), 1)
+                os.dup2(err.fileno(), 2)
+                _run(**json.loads(line))
+            print(json.dumps({"pid": pid}), flush=True)
+            code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        texts = {name: Path(name).read_text(encoding="utf-8") for name in ("out", "err")}
+        print(json.dumps({"code": code, **texts}), flush=True)
+
+
+def _run(arguments: list[str], variables: dict[str, str], disk_is_full: bool) -> None:
+    """Run a command in this process, and end it."""
+    signal.alarm(_LIMIT)
+    os.environ.update(variables)
+    _import_again(variables)
+    _shorten_waits()
+    if disk_is_full:
+        _fill_the_disk()
+    from sdattn import cli
+
+    sys.argv = ["sdattn", *arguments]
+    code: Any = 1
+    try:
+        cli.main()
+    except SystemExit as stop:
+        code = stop.code or 0
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def _import_again(variables: dict[str, str]) -> None:
+    """Give constants the values that they would have if the libraries were imported now."""
+    import huggingface_hub
+
+    values: dict[str, Any] = {}
+    if "HF_HUB_OFFLINE" in variables:
+        values["HF_HUB_OFFLINE"] = True
+    if "HF_ENDPOINT" in variables:
+        values["ENDPOINT"] = variables["HF_ENDPOINT"]
+        huggingface_hub.hf_api.api.endpoint = variables["HF_ENDPOINT"]
+    for module in list(sys.modules.values()):
+        for name in values.keys() & vars(module).keys():
+            setattr(module, name, values[name])
+
+
+def _shorten_waits() -> None:
+    """Make a second of waiting between two attempts a hundredth."""
+    sleep = time.sleep
+    time.sleep = lambda seconds: sleep(seconds / 100)
+
+
+def _fill_the_disk() -> None:
+    """Let no byte of a download be written, as on a disk without space."""
+    open_path = Path.open
+    usage = shutil.disk_usage
+
+    def open_full(path: Path, *args: Any, **kwargs: Any) -> Any:
+        full = Path("/dev/full") if path.suffix == ".incomplete" else path
+        return open_path(full, *args, **kwargs)
+
+    Path.open = open_full  # type: ignore[method-assign]
+    shutil.disk_usage = lambda path: usage(path)._replace(free=0)  # type: ignore[assignment]
