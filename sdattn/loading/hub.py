@@ -1,5 +1,8 @@
 """Fetching a model from the hub, whatever its repository holds."""
 
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NoReturn
 
@@ -7,10 +10,23 @@ from ..errors import AccessError, InvalidValueError, SdattnError
 from ..files.records import read_object
 from .folder import PipelineFolder
 from .options import LoadingOptions
-from .repository import LORA, HubName, Repository, some_of
+from .repository import LORA, HubName, Repository, cache_of, some_of
 from .weights import PICKLES
 
 _TRANSFORMERS = ("model.safetensors", "model.safetensors.index.json")
+
+
+@contextmanager
+def named_on_hub(name: HubName | None) -> Iterator[None]:
+    """Name the files of a model of the hub in errors as they are named there, not by their places
+    in the cache."""
+    try:
+        yield
+    except SdattnError as error:
+        if name is not None:
+            place = re.escape(str(cache_of(name) / "snapshots")) + r"[/\\]\w+"
+            error.args = (re.sub(place, name.repo, str(error)), *error.args[1:])
+        raise
 
 
 def fetch_model(name: HubName, options: LoadingOptions) -> Path:
@@ -48,8 +64,11 @@ def _judged(repository: Repository, options: LoadingOptions) -> PipelineFolder:
         return PipelineFolder.judged(repository.folder, options, repository.files)
     except InvalidValueError as error:
         if repository.refused is None:
-            raise InvalidValueError(_named(str(error), repository)) from error
-        raise _only_a_part(repository, str(error)) from repository.refused
+            raise
+        kind = type(repository.refused)
+        kind = kind if issubclass(kind, AccessError) else AccessError
+        text = f"{repository.refused} The cache has only a part of it: {error}"
+        raise kind(text) from repository.refused
 
 
 def _only_checkpoint(repository: Repository) -> str | None:
@@ -109,14 +128,3 @@ def _refuse_a_part(repository: Repository) -> NoReturn:
         "text-to-image pipeline of diffusers, which has a model_index.json. Pass the pipeline "
         "that it belongs to."
     )
-
-
-def _named(text: str, repository: Repository) -> str:
-    """Return a message about the cache's folder as one about the repository."""
-    return text.replace(str(repository.folder), f"{repository.name.repo} on the hub")
-
-
-def _only_a_part(repository: Repository, what: str) -> SdattnError:
-    refused = repository.refused
-    kind = type(refused) if isinstance(refused, AccessError) else AccessError
-    return kind(f"{refused} The cache has only a part of it: {_named(what, repository)}")

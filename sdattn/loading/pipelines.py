@@ -10,7 +10,7 @@ from ..models.denoiser import find_denoiser
 from ..models.pipeline import Pipeline
 from .devices import checked_device, checked_dtype, place
 from .folder import LENT, PipelineFolder, quantized
-from .hub import fetch_model
+from .hub import fetch_model, named_on_hub
 from .index import as_dtype, check_whole, home_of, named_errors, without_weights
 from .locating import find_model
 from .lora import load_loras, read_loras
@@ -90,28 +90,40 @@ def load_pipeline(
     options.check(model, device)
     loras = read_loras(options)  # before the model's weights, which take long
     path = find_model(model)
-    name = None
-    if path is None:
-        name = HubName.read(str(model), revision)
-        assert name is not None  # find_model() has read it
-        path = fetch_model(name, options)
-        options.check_fit(model, is_file=path.is_file())
-    half = device.type == "cuda"
-    if path.is_file():
-        folder = PipelineFolder.judged(settings_folder(path, options.config), options)
-        with named_errors(folder.path):
-            pipe = load_single_file(path, folder, folder.dtype(dtype, half))
-    else:
-        folder = PipelineFolder.judged(path, options)
-        if folder.files.chosen:
-            text = f"{name or path} has all its weights as {folder.files.variant} alone, which are "
-            warn(f"{text}loaded: `variant={folder.files.variant!r}`.", SdattnWarning)
-        pipe = _load_folder(folder, dtype, half)
+    name = HubName.read(str(model), revision) if path is None else None
+    with named_on_hub(name):
+        if name is not None:
+            path = fetch_model(name, options)
+            options.check_fit(model, is_file=path.is_file())
+        assert path is not None
+        pipe = _load(path, name, options, dtype, half=device.type == "cuda")
     pipe.register_to_config(_name_or_path=str(name or path))
     find_denoiser(pipe)
     load_loras(pipe, loras)
     note_options(pipe, options)
     return place(pipe, device, offload)
+
+
+def _load(
+    path: Path,
+    name: HubName | None,
+    options: LoadingOptions,
+    dtype: torch.dtype | None,
+    *,
+    half: bool,
+) -> Pipeline:
+    """Return the pipeline of a folder or a checkpoint, on the CPU; ``half`` as in
+    PipelineFolder.dtype()."""
+    if path.is_file():
+        settings = settings_folder(path, options.config)
+        folder = PipelineFolder.judged(settings, options, settings=True)
+        with named_errors(folder.path):
+            return load_single_file(path, folder, folder.dtype(dtype, half))
+    folder = PipelineFolder.judged(path, options)
+    if folder.files.chosen:
+        text = f"{name or path} has all its weights as {folder.files.variant} alone, which are "
+        warn(f"{text}loaded: `variant={folder.files.variant!r}`.", SdattnWarning)
+    return _load_folder(folder, dtype, half)
 
 
 def _load_folder(folder: PipelineFolder, dtype: torch.dtype | None, half: bool) -> Pipeline:

@@ -154,8 +154,8 @@ class Repository:
         """Return what the cache has of the revision, or None if it has nothing."""
         commit = name.revision or "main"
         with suppress(FileNotFoundError):
-            commit = (_home(name) / "refs" / commit).read_text().strip()
-        folder = _home(name) / "snapshots" / commit
+            commit = (cache_of(name) / "refs" / commit).read_text().strip()
+        folder = cache_of(name) / "snapshots" / commit
         files = {}
         for path in folder.rglob("*"):
             if path.is_file():
@@ -173,14 +173,14 @@ class Repository:
     @property
     def folder(self) -> Path:
         """The folder in the cache, which may lack files until they are fetched."""
-        return _home(self.name) / "snapshots" / self.commit
+        return cache_of(self.name) / "snapshots" / self.commit
 
     def missing(self, names: Iterable[str]) -> list[str]:
         """Return those of the files that are not on this machine."""
         missing = []
         for name in names:
             blob = self.files[name].blob
-            is_here = blob is not None and (_home(self.name) / "blobs" / blob).is_file()
+            is_here = blob is not None and (cache_of(self.name) / "blobs" / blob).is_file()
             if not is_here and not (self.folder / name).is_file():
                 missing.append(name)
         return missing
@@ -207,7 +207,7 @@ class Repository:
         from huggingface_hub import constants, snapshot_download
 
         missing = self.missing(names)
-        home = _home(self.name)
+        home = cache_of(self.name)
         needed = sum(self.files[name].size for name in missing)
         there = next(folder for folder in home.parents if folder.is_dir())
         if needed > shutil.disk_usage(there).free:
@@ -229,7 +229,7 @@ class Repository:
         return self.folder
 
 
-def _home(name: HubName) -> Path:
+def cache_of(name: HubName) -> Path:
     """Return the cache's folder of a repository."""
     from huggingface_hub import constants
 
