@@ -1,8 +1,10 @@
 """Fetching a model from the hub, whatever its repository holds."""
 
+import functools
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
@@ -29,39 +31,67 @@ def named_on_hub(name: HubName | None) -> Iterator[None]:
         raise
 
 
-def fetch_model(name: HubName, options: LoadingOptions) -> Path:
-    """Return the folder of a pipeline, or the file of a checkpoint, fetched if necessary.
+@dataclass(frozen=True)
+class HubModel:
+    """A model of the hub, whose settings are on this machine, and whose weights may not be.
 
-    Its index and its settings come first, so that nobody waits for the weights of a model that is
-    refused; pickles and code are never fetched.
-
-    Raises:
-        ValueError: it holds no pipeline, asks for code of its own or has only pickles, or an option
-            does not fit it.
-        TypeError: the pipeline's denoiser is of no known family.
-        OSError: it cannot be fetched; see :func:`asking_hub`.
+    Attributes:
+        names: the files that it is made of.
+        folder: its folder, judged; None for a checkpoint.
     """
-    repository = Repository.find(name)
-    file = name.file or _only_checkpoint(repository)
-    if file is not None:
-        return repository.fetch([file]) / file
-    folder = settings_in(repository, options)
-    folder.dtype(None, half=True)
-    return repository.fetch(folder.files.settings + folder.files.weights)
+
+    repository: Repository
+    names: list[str]
+    folder: PipelineFolder | None
+
+    @classmethod
+    def find(cls, name: HubName, options: LoadingOptions, *, settings: bool = False) -> "HubModel":
+        """Find a model, and fetch its settings, which weigh little, so that nobody waits for the
+        weights of a model that is refused. Pickles and code are never fetched.
+
+        Args:
+            settings: True for a model that is not going to be loaded; if the hub cannot be asked,
+                its weights may be missing from the cache.
+
+        Raises:
+            ValueError: it holds no pipeline, asks for code of its own or has only pickles, or an
+                option does not fit it.
+            TypeError: the pipeline's denoiser is of no known family.
+            OSError: it cannot be fetched; see :func:`asking_hub`.
+        """
+        repository = Repository.find(name)
+        file = name.file or _only_checkpoint(repository)
+        if file is not None:
+            repository.check(file)
+            return cls(repository, [file], None)
+        alone = settings and repository.refused is not None
+        folder = settings_in(repository, options, settings=alone)
+        folder.dtype(None, half=True)
+        return cls(repository, folder.files.settings + folder.files.weights, folder)
+
+    def fetch(self) -> Path:
+        """Return the folder, or the checkpoint's file, with all that is missing."""
+        there = self.repository.fetch(self.names)
+        return there if self.folder else there / self.names[0]
+
+    @property
+    def missing(self) -> list[str]:
+        """The files that are not on this machine."""
+        return self.repository.missing(self.names)
 
 
-def settings_in(repository: Repository, options: LoadingOptions) -> PipelineFolder:
+def settings_in(
+    repository: Repository, options: LoadingOptions, *, settings: bool = False
+) -> PipelineFolder:
     """Return the folder of a repository's pipeline with its settings, which weigh little, and
-    judge it by the names of all its files."""
-    repository.fetch(["model_index.json"])
-    folder = _judged(repository, options)
-    repository.fetch(folder.files.settings)
-    return _judged(repository, options)  # a part's configuration may ask for code
-
-
-def _judged(repository: Repository, options: LoadingOptions) -> PipelineFolder:
+    judge it by the names of all its files; with ``settings`` it may have no weights."""
+    judge = functools.partial(
+        PipelineFolder.judged, repository.folder, options, repository.files, settings=settings
+    )
     try:
-        return PipelineFolder.judged(repository.folder, options, repository.files)
+        repository.fetch(["model_index.json"])
+        repository.fetch(judge().files.settings)
+        return judge()  # a part's configuration may ask for code
     except InvalidValueError as error:
         if repository.refused is None:
             raise

@@ -10,8 +10,8 @@ from ..models.denoiser import find_denoiser
 from ..models.pipeline import Pipeline
 from .devices import checked_device, checked_dtype, place
 from .folder import LENT, PipelineFolder, quantized
-from .hub import fetch_model, named_on_hub
-from .index import as_dtype, check_whole, home_of, named_errors, without_weights
+from .hub import HubModel, named_on_hub
+from .index import as_dtype, check_whole, home_of, models_in, named_errors, without_weights
 from .locating import find_model
 from .lora import load_loras, read_loras
 from .options import LoadingOptions, note_options
@@ -93,7 +93,7 @@ def load_pipeline(
     name = HubName.read(str(model), revision) if path is None else None
     with named_on_hub(name):
         if name is not None:
-            path = fetch_model(name, options)
+            path = HubModel.find(name, options).fetch()
             options.check_fit(model, is_file=path.is_file())
         assert path is not None
         pipe = _load(path, name, options, dtype, half=device.type == "cuda")
@@ -124,6 +124,21 @@ def _load(
         text = f"{name or path} has all its weights as {folder.files.variant} alone, which are "
         warn(f"{text}loaded: `variant={folder.files.variant!r}`.", SdattnWarning)
     return _load_folder(folder, dtype, half)
+
+
+def pipeline_without_weights(folder: PipelineFolder) -> Pipeline:
+    """Return the pipeline of a folder whose models are on torch's meta device, of which the
+    settings alone are read."""
+    import diffusers
+
+    models: dict[str, Any] = {}
+    for name, has_weights in models_in(folder.index).items():
+        if has_weights:
+            library, kind = folder.index[name]
+            models[name] = without_weights(getattr(home_of(library), kind), folder.path / name)
+    with named_errors(folder.path):
+        parts = {**folder.parts(), **models}
+        return diffusers.DiffusionPipeline.from_pretrained(folder.path, **parts)
 
 
 def _load_folder(folder: PipelineFolder, dtype: torch.dtype | None, half: bool) -> Pipeline:
