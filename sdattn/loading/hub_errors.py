@@ -64,6 +64,8 @@ _NOT_REACHED = (
     AccessError,
     "{hub} cannot be reached ({said}). Check the connection, or pass a local folder.",
 )
+# urllib3 shows objects by their addresses in memory, and the hub numbers its answers
+_NOISE = re.compile(r"<[^<>]* at 0x[0-9a-f]+>: ?| ?\(Request ID: [^)]*\)")
 _LOST = {"TransportError", "ConnectionError", "Timeout", "TimeoutError"}
 _PROXIES = ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy", "HTTP_PROXY", "http_proxy")
 
@@ -147,8 +149,7 @@ def _fields(repo: str, first: BaseException) -> dict[str, str]:
         "then": f"then {log_in}" if get_token() is None else "with the account of your token",
         "token": "the token in HF_TOKEN" if set_here else "the token of `hf auth login`",
         "proxy": next((name for name in _PROXIES if os.environ.get(name)), _PROXIES[0]),
-        # urllib3 shows objects by their addresses in memory
-        "said": re.sub(r"<[^<>]* at 0x[0-9a-f]+>: ?", "", said)[:160].rstrip("."),
+        "said": _NOISE.sub("", said)[:160].rstrip("."),
     }
 
 

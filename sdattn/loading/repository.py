@@ -19,6 +19,7 @@ from urllib.parse import unquote, urlparse
 from ..errors import (
     InvalidValueError,
     MissingFileError,
+    OptionError,
     SdattnError,
     SdattnWarning,
     size_text,
@@ -69,9 +70,8 @@ class HubName:
         named, _, file = rest.partition("/") if place in _PLACES else ("", "", "")
         named = "" if named == "main" else named
         if named and revision not in (None, named):
-            raise InvalidValueError(
-                f"{text} names the revision {named}, and `revision={revision!r}`."
-            )
+            advice = f"the address {text} names another revision. Leave one of them out."
+            raise OptionError("revision", revision, advice)
         if _NAME.fullmatch(f"{owner}/{name}") is None:
             raise InvalidValueError(f"{text} names no model. Pass its name, owner/name.")
         is_weights = file.endswith(".safetensors")

@@ -115,7 +115,9 @@ def choose_files(
     """
     inside: dict[str, list[str]] = {part: [] for part in parts}
     for name in sorted(names):
-        inside.get(name.partition("/")[0], []).append(name)
+        part, _, file = name.partition("/")
+        if part in inside and "/" not in file:
+            inside[part].append(name)
     held = {part: _Part(f"{where}/{part}", files) for part, files in inside.items()}
     needed = [held[part] for part, needs in parts.items() if needs]
     for part in needed:
