@@ -73,6 +73,16 @@ class HubCommands:
     def empty_the_cache(self) -> None:
         shutil.rmtree(self.home, ignore_errors=True)
 
+    def parts(self) -> list[Path]:
+        """Return what came of files whose download has not ended."""
+        return list(self.cache.rglob("*.incomplete"))
+
+    def lose(self, pattern: str) -> None:
+        """Remove files of a snapshot from the cache, with what they point to."""
+        for pointer in self.cache.glob(f"models--*/snapshots/*/{pattern}"):
+            pointer.resolve().unlink()
+            pointer.unlink()
+
     def fill_the_cache(self, *arguments: str, **variables: str) -> None:
         """Have what a command fetches in the cache; from an earlier copy if there is one."""
         self.empty_the_cache()
@@ -86,24 +96,23 @@ class HubCommands:
 
     def run(self, *arguments: str, disk_is_full: bool = False, **variables: str) -> Done:
         """Run a command to its end; ``variables`` are those of its environment."""
-        self.start(*arguments, disk_is_full=disk_is_full, **variables)
-        return self.wait()
+        return self.wait(self.start(*arguments, disk_is_full=disk_is_full, **variables))
 
     def start(self, *arguments: str, disk_is_full: bool = False, **variables: str) -> int:
         """Start a command, and return the id of its process."""
         asked = {"arguments": arguments, "variables": variables, "disk_is_full": disk_is_full}
-        assert self._process.stdin
-        self._process.stdin.write(json.dumps(asked) + "\n")
-        self._process.stdin.flush()
-        return int(self._answer()["pid"])
+        pid: int = self._ask("start", **asked)
+        return pid
 
-    def wait(self) -> Done:
-        """Wait for the command that was started; one that was killed has the signal's number as its
+    def wait(self, pid: int) -> Done:
+        """Wait for a command that was started; one that was killed has the signal's number as its
         exit code, negative."""
-        return Done(**self._answer())
+        return Done(**self._ask("wait", pid=pid))
 
-    def _answer(self) -> Any:
-        assert self._process.stdout
+    def _ask(self, what: str, **options: Any) -> Any:
+        assert self._process.stdin and self._process.stdout
+        self._process.stdin.write(json.dumps([what, options]) + "\n")
+        self._process.stdin.flush()
         return json.loads(self._process.stdout.readline())
 
 
@@ -111,7 +120,7 @@ class HubCommands:
 
 
 def serve() -> None:
-    """Run a command for each line on stdin, in a process of its own."""
+    """Answer each line on stdin: ``start`` a command in a process of its own, or ``wait``."""
     import accelerate  # noqa: F401
     import transformers  # noqa: F401
     from diffusers import DDIMScheduler, StableDiffusionPipeline  # noqa: F401
@@ -119,17 +128,24 @@ def serve() -> None:
     from sdattn import cli  # noqa: F401
 
     for line in sys.stdin:
-        with open("out", "wb") as out, open("err", "wb") as err:
-            pid = os.fork()
-            if pid == 0:
-                os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-                os.dup2(out.fileno(), 1)
-                os.dup2(err.fileno(), 2)
-                _run(**json.loads(line))
-            print(json.dumps({"pid": pid}), flush=True)
-            code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-        texts = {name: Path(name).read_text(encoding="utf-8") for name in ("out", "err")}
-        print(json.dumps({"code": code, **texts}), flush=True)
+        what, options = json.loads(line)
+        answer = {"start": _start, "wait": _wait}[what](**options)
+        print(json.dumps(answer), flush=True)
+
+
+def _start(**asked: Any) -> int:
+    pid = os.fork()
+    if pid == 0:
+        for number, name in ((0, os.devnull), (1, f"{os.getpid()}.out"), (2, f"{os.getpid()}.err")):
+            os.dup2(os.open(name, os.O_RDWR | os.O_CREAT, 0o600), number)
+        _run(**asked)
+    return pid
+
+
+def _wait(pid: int) -> dict[str, Any]:
+    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    out, err = (Path(f"{pid}.{name}").read_text(encoding="utf-8") for name in ("out", "err"))
+    return {"code": code, "out": out, "err": err}
 
 
 def _run(arguments: list[str], variables: dict[str, str], disk_is_full: bool) -> None:
@@ -158,15 +174,14 @@ def _import_again(variables: dict[str, str]) -> None:
     """Give constants the values that they would have if the libraries were imported now."""
     import huggingface_hub
 
-    values: dict[str, Any] = {}
-    if "HF_HUB_OFFLINE" in variables:
-        values["HF_HUB_OFFLINE"] = True
-    if "HF_ENDPOINT" in variables:
-        values["ENDPOINT"] = variables["HF_ENDPOINT"]
-        huggingface_hub.hf_api.api.endpoint = variables["HF_ENDPOINT"]
+    endpoint = huggingface_hub.constants.ENDPOINT
     for module in list(sys.modules.values()):
-        for name in values.keys() & vars(module).keys():
-            setattr(module, name, values[name])
+        for name, value in list(vars(module).items()):
+            if name == "HF_HUB_OFFLINE" and name in variables:
+                setattr(module, name, True)
+            elif type(value) is str and value.startswith(endpoint) and "HF_ENDPOINT" in variables:
+                setattr(module, name, value.replace(endpoint, variables["HF_ENDPOINT"]))
+    huggingface_hub.hf_api.api.endpoint = huggingface_hub.constants.ENDPOINT
 
 
 def _shorten_waits() -> None:

@@ -111,19 +111,20 @@ class HubServer:
     """A hub of some repositories, by their names ``"owner/name"``, while it is a ``with``.
 
     Attributes, to be set at any time:
+        repositories: those that there are.
         drops: every connection is closed without an answer.
         status: every answer has this code, 503 for example.
         retry_after: seconds that an answer with a status asks to wait.
         delay: seconds that pass before each answer.
         bytes_per_second: how fast files come.
-        cut_after: bytes of a file after which its connection is closed.
+        cut_after: bytes of a file after which its connection is closed, ``cuts`` times.
         stall_after: bytes of a file after which nothing more comes; ``has_stalled`` is set then.
 
     ``requests`` are those that came, in their order.
     """
 
     def __init__(self, repositories: Mapping[str, Repository]) -> None:
-        self.repositories = dict(repositories)
+        self._all = dict(repositories)
         self.requests: list[Request] = []
         self.has_stalled = threading.Event()
         self._closed = threading.Event()
@@ -131,12 +132,14 @@ class HubServer:
 
     def reset(self) -> None:
         """Answer well again, and forget the requests."""
+        self.repositories = dict(self._all)
         self.drops = False
         self.status: int | None = None
         self.retry_after: int | None = None
         self.delay = 0.0
         self.bytes_per_second: float | None = None
         self.cut_after: int | None = None
+        self.cuts = 1000
         self.stall_after: int | None = None
         self.requests.clear()
         self.has_stalled.clear()
@@ -225,7 +228,7 @@ class _Handler(BaseHTTPRequestHandler):
         elif found := re.fullmatch(r"/([^/]+/[^/]+)/resolve/([^/]+)/(.+)", path):
             self._answer_file(*found.groups())
         elif found := re.fullmatch(r"/cdn/([^/]+/[^/]+)/(.+)", path):
-            repository = self.server.hub.repositories[found[1]]
+            repository = self._repository(found[1], is_signed=True)
             self._send(repository.folder / found[2], {"ETag": '"x"'})
         else:
             raise _Refused(404, "", f"Not Found: {path}")
@@ -233,8 +236,8 @@ class _Handler(BaseHTTPRequestHandler):
     def _token(self) -> str:
         return (self.headers.get("Authorization") or "").removeprefix("Bearer ").strip()
 
-    def _repository(self, name: str) -> Repository:
-        token = self._token()
+    def _repository(self, name: str, *, is_signed: bool = False) -> Repository:
+        token = TOKEN if is_signed else self._token()
         if token not in ("", TOKEN):
             raise _Refused(401, "", "Invalid credentials in Authorization header")
         repository = self.server.hub.repositories.get(name)
@@ -329,7 +332,8 @@ class _Handler(BaseHTTPRequestHandler):
         if self.command == "HEAD":
             return
         for start in range(0, len(data), _CHUNK):
-            if hub.cut_after is not None and start >= hub.cut_after:
+            if hub.cut_after is not None and start >= hub.cut_after and hub.cuts > 0:
+                hub.cuts -= 1
                 self.close_connection = True
                 return
             if hub.stall_after is not None and start >= hub.stall_after:

@@ -3,27 +3,35 @@
 The hub is small, but its API is a real one's, and so are the libraries that ask it.
 """
 
+import os
 import shlex
+import signal
 
 import pytest
 from helpers.hub_commands import HubCommands
 from helpers.hub_repositories import make_repositories
 from helpers.hub_server import TOKEN, HubServer
 
-DRAW = ("generate", "a cat", "-q", "--force", "--steps", "1", "--width", "64", "--height", "64")
+DRAW = ("generate", "a cat", "--force", "--steps", "1", "--width", "64", "--height", "64")
 DRAW += ("--device", "cpu", "--out", "run", "--model")
 ALIEN = ("stacktrace", "Traceback", "mozilla", "local_files_only", "trust_remote_code", "repo_id")
 PAGE = "https://huggingface.co"
+WEIGHTS = "diffusion_pytorch_model.safetensors"
 
-HUBS = {  # how the hub answers, in a word of a situation
+# A situation is a few of these words, and "first", "cached" (by an earlier run), "main" (the same,
+# by one without further options), "partial" (all but the UNet's weights) and "full" (the disk).
+HUBS = {
     "503": {"status": 503},
     "429": {"status": 429, "retry_after": 1},
     "dropped": {"drops": True},
     "silent": {"delay": 50.0},
     "slow": {"delay": 0.02, "bytes_per_second": 1e6},
     "cut": {"cut_after": 1 << 16},
+    "cut-once": {"cut_after": 1 << 16, "cuts": 1},
+    "stalled": {"stall_after": 1 << 15},
+    "deleted": {"repositories": {}},
 }
-VARIABLES = {  # of the environment; HUB is the hub's own address
+VARIABLES = {  # HUB is the hub's own address
     "offline": {"HF_HUB_OFFLINE": "1"},
     "token": {"HF_TOKEN": TOKEN},
     "expired": {"HF_TOKEN": "expired"},
@@ -31,20 +39,93 @@ VARIABLES = {  # of the environment; HUB is the hub's own address
     "unplugged": {"HF_ENDPOINT": "http://127.0.0.1:1"},
 }
 
-# --model and further options; the situation; the exit code; a word of the message
+# What follows --model; the situation; the exit code; a word of the message
 SITUATIONS = [
     ("acme/sd", "first", 0, ""),
-    ("acme/sd", "cached", 0, ""),
-    ("acme/sd", "offline", 2, "copy"),
+    ("acme/sd", "slow", 0, ""),
+    ("acme/sd", "cut-once", 0, ""),
+    ("acme/sd", "partial", 0, ""),
     ("acme/sd", "cached offline", 0, ""),
+    ("acme/sd", "cached expired", 0, ""),
+    ("acme/sd", "cached 503", 0, ""),
+    ("acme/sd", "cached 429", 0, ""),
+    ("acme/sd", "cached dropped", 0, ""),
+    ("acme/sd", "cached proxy", 0, ""),
+    ("acme/sd", "cached unplugged", 0, ""),
+    ("acme/sd", "cached deleted", 0, ""),
+    ("acme/sd", "offline", 2, "copy"),
     ("acme/sd", "expired", 2, "HF_TOKEN"),
     ("acme/sd", "503", 1, "503"),
     ("acme/sd", "429", 1, "429"),
-    ("acme/sd", "dropped", 1, "reach"),
+    ("acme/sd", "dropped", 1, "connection"),
+    ("acme/sd", "cut", 1, "connection"),
     ("acme/sd", "proxy", 1, "proxy"),
+    ("acme/sd", "unplugged", 1, "connection"),
+    ("acme/sd", "full", 1, "disk"),
+    ("acme/sd", "partial offline", 2, "copy"),
+    ("acme/sd", "partial 503", 1, "503"),
+    ("acme/sd", "partial dropped", 1, "connection"),
+    ("acme/sd", "partial proxy", 1, "proxy"),
+    ("acme/sd --revision v1", "first", 0, ""),
     ("acme/sd --revision v9", "first", 2, "--revision"),
+    ("acme/sd --revision v9", "main", 2, "--revision"),
+    ("acme/sd --revision v9", "503", 1, "503"),
+    ("acme/missing", "first", 2, "name"),
+    ("acme/missing", "token", 2, "name"),
+    ("acme/missing", "503", 1, "503"),
+    ("acme/missing", "offline", 2, "copy"),
+    ("acme/private", "first", 2, "private"),
+    ("acme/private", "token", 0, ""),
+    ("acme/private", "expired", 2, "HF_TOKEN"),
+    ("acme/private", "cached", 0, ""),
+    ("acme/gated", "first", 2, "gated"),
+    ("acme/gated", "token", 0, ""),
+    ("acme/gated", "expired", 2, "HF_TOKEN"),
+    ("acme/gated", "cached", 0, ""),
+    ("acme/refused", "first", 2, "gated"),
+    ("acme/refused", "token", 2, "gated"),
+    ("acme/fp16", "first", 0, ""),
+    ("acme/fp16", "cached offline", 0, ""),
+    ("acme/fp16", "503", 1, "503"),
+    ("acme/both --variant fp16", "first", 0, ""),
+    ("acme/both --variant fp16", "cached offline", 0, ""),
+    ("acme/both --variant fp16", "main offline", 2, "copy"),
+    ("acme/both --variant bf16", "first", 2, "fp16"),
+    ("acme/sharded", "first", 0, ""),
+    ("acme/sharded", "cached offline", 0, ""),
+    ("acme/stray", "first", 0, ""),
+    ("acme/single", "first", 0, ""),
+    ("acme/single", "cached offline", 0, ""),
+    ("acme/single", "cached dropped", 0, ""),
+    ("acme/single", "dropped", 1, "connection"),
+    ("acme/single", "expired", 2, "HF_TOKEN"),
+    ("acme/single/acme_v7.safetensors", "first", 0, ""),
+    ("acme/single/acme_v7.safetensors", "cached proxy", 0, ""),
+    ("acme/single/other.safetensors", "first", 2, "acme_v7.safetensors"),
+    ("acme/several", "first", 2, "acme/several/acme_v8.safetensors"),
+    ("acme/several/acme_v8.safetensors", "first", 0, ""),
+    ("acme/missing/acme_v7.safetensors", "first", 2, "name"),
+    (f"{PAGE}/acme/sd", "first", 0, ""),
+    (f"{PAGE}/acme/sd", "main offline", 0, ""),
+    (f"{PAGE}/acme/missing", "first", 2, "name"),
+    (f"{PAGE}/acme/several/blob/main/acme_v8.safetensors", "first", 0, ""),
     ("acme/lora", "first", 2, "--lora acme/lora"),
-    ("acme/pickles", "first", 2, "pickle"),
+    ("acme/lora-bare", "first", 2, "--lora acme/lora-bare"),
+    ("acme/lora", "offline", 2, "copy"),
+    ("acme/sd --lora acme/lora", "first", 0, ""),
+    ("acme/sd --lora acme/lora", "cached offline", 0, ""),
+    ("acme/sd --lora acme/lora", "main 503", 1, "503"),
+    ("acme/sd --lora acme/missing", "main", 2, "name"),
+    ("acme/pickles", "first", 2, "convert"),
+    ("acme/code", "first", 2, "code"),
+    ("acme/code-part", "first", 2, "code"),
+    ("acme/empty", "first", 2, "model_index.json"),
+    ("acme/llm", "first", 2, "LlamaForCausalLM"),
+]
+LONG = [  # some wait for an answer until they give up
+    ("acme/sd", "silent", 1, "connection"),
+    ("acme/sd", "cached silent", 0, ""),
+    ("acme/sd", "stalled", 1, "connection"),
 ]
 
 
@@ -63,27 +144,112 @@ def _first(commands):
     commands.empty_the_cache()
 
 
-@pytest.mark.parametrize(
-    ("typed", "situation", "code", "noun"),
-    [pytest.param(*row, id=f"{row[0]}, {row[1]}") for row in SITUATIONS],
-)
-def test_a_command_ends_as_it_should_and_says_why(commands, typed, situation, code, noun):
-    command = (*DRAW, *shlex.split(typed))
-    words = situation.split()
-    if "cached" in words:
-        commands.fill_the_cache(*command, HF_TOKEN=TOKEN)
+def arrange(commands, typed, words):
+    """Arrange a situation; return the variables of a command's environment in it."""
+    own = {"cached", "partial"} & {*words}
+    if own or "main" in words:
+        first = shlex.split(typed)[: None if own else 1]
+        commands.fill_the_cache(*DRAW, *[first[0].removeprefix(f"{PAGE}/"), *first[1:]], "-q")
+    if "partial" in words:
+        commands.lose(f"unet/{WEIGHTS}")
+    commands.hub.requests.clear()
     variables = {}
     for word in words:
         for name, value in HUBS.get(word, {}).items():
             setattr(commands.hub, name, value)
         for name, value in VARIABLES.get(word, {}).items():
             variables[name] = value.replace("HUB", commands.hub.url)
+    return variables
+
+
+@pytest.mark.parametrize(
+    ("typed", "situation", "code", "noun"),
+    [pytest.param(*row, id=f"{row[0]}, {row[1]}") for row in SITUATIONS]
+    + [pytest.param(*row, id=f"{row[0]}, {row[1]}", marks=pytest.mark.slow) for row in LONG],
+)
+def test_a_command_ends_as_it_should_and_says_why(commands, typed, situation, code, noun):
+    words = situation.split()
+    variables = arrange(commands, typed, words)
+    command = (*DRAW, *shlex.split(typed), "-q")
     done = commands.run(*command, disk_is_full="full" in words, **variables)
     assert (done.code, done.out) == (code, ""), done.err
+    assert commands.parts() == []
     if code == 0:
         assert done.err == ""
         return
-    assert done.err.count("\n") == 1
+    assert done.err.count("\n") == 1, done.err
     assert done.err.startswith("sdattn: ")
     assert noun in done.err
     assert [word for word in ALIEN if word in done.err] == []
+    asked = shlex.split(typed)[-1 if "--lora" in typed else 0].removeprefix(f"{PAGE}/")
+    assert asked in done.err  # a message names what it is about
+
+
+@pytest.mark.parametrize(
+    ("typed", "weights"),
+    [
+        ("acme/stray", {f"unet/{WEIGHTS}", f"vae/{WEIGHTS}", "text_encoder/model.safetensors"}),
+        ("acme/both", {f"unet/{WEIGHTS}", f"vae/{WEIGHTS}", "text_encoder/model.safetensors"}),
+        (
+            "acme/both --variant fp16",
+            {
+                "unet/diffusion_pytorch_model.fp16.safetensors",
+                "vae/diffusion_pytorch_model.fp16.safetensors",
+                "text_encoder/model.fp16.safetensors",
+            },
+        ),
+        ("acme/several/acme_v8.safetensors", {"acme_v8.safetensors"}),
+        ("acme/several", set()),
+        ("acme/pickles", set()),
+        ("acme/code-part", set()),
+        ("acme/lora", set()),
+        ("acme/llm", set()),
+        ("acme/both --variant bf16", set()),
+    ],
+)
+def test_only_weights_that_are_loaded_are_fetched(commands, typed, weights):
+    commands.run(*DRAW, *shlex.split(typed), "-q")
+    paths = (request.path for request in commands.hub.requests if request.method == "GET")
+    large = [path.split("/", 4)[4] for path in paths if path.startswith("/cdn/")]
+    assert sorted(large) == sorted(weights)
+
+
+def test_what_is_in_the_cache_is_not_fetched_again(commands):
+    variables = arrange(commands, "acme/sd", ["partial"])
+    assert commands.run(*DRAW, "acme/sd", "-q", **variables).code == 0
+    asked = [request.path for request in commands.hub.requests if request.method == "GET"]
+    assert [path for path in asked if "/api/" not in path] == [f"/cdn/acme/sd/unet/{WEIGHTS}"]
+
+
+def test_half_precision_is_said(commands):
+    done = commands.run(*DRAW, "acme/fp16")
+    assert done.code == 0
+    assert "fp16" in done.err
+
+
+@pytest.mark.parametrize("name", ["lora", "lora-bare"])
+def test_the_model_that_a_lora_is_for_is_named(commands, name):
+    """By its card, or by what its trainer wrote into the file."""
+    assert "acme/sd" in commands.run(*DRAW, f"acme/{name}", "-q").err
+
+
+def test_a_killed_download_leaves_nothing_behind(commands):
+    commands.hub.stall_after = 1 << 15
+    pid = commands.start(*DRAW, "acme/sd", "-q")
+    assert commands.hub.has_stalled.wait(30)
+    os.kill(pid, signal.SIGKILL)
+    assert commands.wait(pid).code == -signal.SIGKILL
+    assert commands.parts() != []
+    commands.hub.reset()
+    assert commands.run(*DRAW, "acme/sd", "-q").code == 0
+    assert commands.parts() == []
+
+
+def test_parts_that_another_process_still_writes_stay(commands):
+    commands.hub.stall_after = 1 << 15
+    first = commands.start(*DRAW, "acme/sd", "-q", HF_HUB_DOWNLOAD_TIMEOUT="60")
+    assert commands.hub.has_stalled.wait(30)
+    second = commands.start(*DRAW, "acme/sd", "-q")
+    commands.hub.stall_after = None
+    assert commands.wait(first).code == commands.wait(second).code == 0
+    assert commands.parts() == []
