@@ -107,8 +107,15 @@ def _header(file: Path) -> dict[str, torch.Tensor]:
         )
     tensors = {}
     with loading_errors(file, _WHAT, _ANEW), safe_open(file, framework="pt") as opened:
+        told = opened.metadata() or {}
         for name in opened.keys():  # noqa: SIM118
             tensors[name] = torch.empty(opened.get_slice(name).get_shape(), device="meta")
+    if any(".lora_" in name for name in tensors):
+        base = told.get("ss_sd_model_name") or told.get("ss_base_model_version")
+        raise InvalidValueError(
+            f"{file} is a LoRA{f', made for {base}' if base else ''}. Pass the model that it is "
+            f"for, and `lora={str(file)!r}`."
+        )
     if not is_clip_model_in_single_file(CLIPTextModel, tensors):
         raise InvalidValueError(
             f"{file} has no text encoder that diffusers reads. Pass the whole checkpoint, or a "
