@@ -34,8 +34,8 @@ def info(
     loading: Annotated[Given, Group({"dtype": DTYPE, **LOADING})],
 ) -> None:
     """List a model's attention layers, the memory that capture would hold, and the features
-    that do not work with the model. Of a model on the hub it fetches a few small files, and tells
-    what the rest would take.
+    that do not work with the model. A model of the hub is told of before its weights are
+    fetched, with what they would take.
 
     Examples:
       sdattn info

@@ -72,6 +72,7 @@ class HubModel:
     def fetch(self) -> Path:
         """Return the folder, or the checkpoint's file, with all that is missing."""
         there = self.repository.fetch(self.names)
+        self.repository.warn_if_not_asked()
         return there if self.folder else there / self.names[0]
 
     @property
@@ -92,12 +93,12 @@ def settings_in(
         repository.fetch(["model_index.json"])
         repository.fetch(judge().files.settings)
         return judge()  # a part's configuration may ask for code
-    except InvalidValueError as error:
+    except InvalidValueError:
         if repository.refused is None:
             raise
         kind = type(repository.refused)
         kind = kind if issubclass(kind, AccessError) else AccessError
-        text = f"{repository.refused} The cache has only a part of it: {error}"
+        text = f"{repository.refused} The cache has only a part of it."
         raise kind(text) from repository.refused
 
 

@@ -117,6 +117,11 @@ def folder_of(repo: str) -> str:
 
 def _reason(names: set[str], status: int | None, texts: list[str]) -> tuple[type[SdattnError], str]:
     """Return the kind of an error by the classes and the messages of its causes, and its text."""
+    from huggingface_hub import get_token
+
+    # The hub says of a wrong token also that there is nothing of that name; to a good one, 404.
+    if status == 401 and "GatedRepoError" not in names and get_token() is not None:
+        return _STATUS[401]
     for name, reason in _KINDS.items():
         if name in names:
             return reason

@@ -55,7 +55,9 @@ def _file(path: str) -> Path:
         raise OptionError("lora", path, "there is no such file or folder.")
     repository = Repository.find(name)
     file = name.file or _lora_among(repository.files, path)
-    return repository.fetch([file]) / file
+    there = repository.fetch([file])
+    repository.warn_if_not_asked()
+    return there / file
 
 
 def _lora_among(names: Iterable[str], path: str) -> str:

@@ -116,8 +116,6 @@ class Repository:
         Raises:
             SdattnError: see :func:`asking_hub`; the cache has nothing of it either.
         """
-        from huggingface_hub import constants
-
         try:
             with _asking(name):
                 return cls._listed(name)
@@ -125,8 +123,6 @@ class Repository:
             cached = cls._cached(name, error)
             if cached is None:
                 raise
-            if not constants.HF_HUB_OFFLINE:
-                warn(f"{error} Until then its copy in this machine's cache is used.", SdattnWarning)
             return cached
 
     @classmethod
@@ -167,8 +163,17 @@ class Repository:
         if file in self.files:
             return
         there = [name for name in self.files if name.endswith((".safetensors", ".json"))]
-        has = f"It has {some_of(there)}." if there else "It has none that is read."
-        raise MissingFileError(f"{self.name.repo} on the hub has no file {file}. {has}")
+        has = f"It has {some_of(there)}." if there else "It has no file that is read."
+        raise MissingFileError(f"There is no {self.name.repo}/{file} on the hub. {has}")
+
+    def warn_if_not_asked(self) -> None:
+        """Warn of a model that comes from the cache since the hub refused; silent if the hub may
+        not be asked."""
+        from huggingface_hub import constants
+
+        if self.refused is not None and not constants.HF_HUB_OFFLINE:
+            text = f"{self.refused} Until then its copy in this machine's cache is used."
+            warn(text, SdattnWarning)
 
     @property
     def folder(self) -> Path:
@@ -176,7 +181,7 @@ class Repository:
         return cache_of(self.name) / "snapshots" / self.commit
 
     def missing(self, names: Iterable[str]) -> list[str]:
-        """Return those of the files that are not on this machine."""
+        """Return the files among these that are not on this machine."""
         missing = []
         for name in names:
             blob = self.files[name].blob

@@ -38,7 +38,8 @@ def of_the_hub(kind, status=None):
 
 
 @pytest.fixture(autouse=True)
-def no_proxy(monkeypatch):
+def no_proxy_and_no_token(monkeypatch):
+    monkeypatch.setattr("huggingface_hub.get_token", lambda: None)
     for name in _PROXIES:
         monkeypatch.delenv(name, raising=False)
 
@@ -74,6 +75,12 @@ def test_a_reason_that_is_known_says_what_to_do(error, kind, parts):
         assert text.startswith("Could not load 'owner/name' from the hub: ")
         assert all(part in text for part in parts)
         assert "Request ID" not in text
+
+
+@pytest.mark.parametrize(("status", "noun"), [(401, "wrong or has expired"), (404, "private")])
+def test_a_token_is_to_blame_only_for_401(monkeypatch, status, noun):
+    monkeypatch.setattr("huggingface_hub.get_token", lambda: "expired")
+    assert noun in said(of_the_hub(RepositoryNotFoundError, status))
 
 
 def test_a_revision_that_is_not_there_is_an_option():
