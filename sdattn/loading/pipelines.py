@@ -42,9 +42,9 @@ def load_pipeline(
         model: ``"demo"``, ``"demo-mmdit"`` or ``"demo-video"``, the small models in this package
             (Stable Diffusion 1 and 3 and AnimateDiff in miniature); a folder that diffusers saved;
             a single ``.safetensors`` checkpoint, as published for SD 1.x, 2.x and SDXL; or a hub
-            id, ``"owner/name"``, of a folder or of one checkpoint, ``"owner/name/file.safetensors"``
-            or the address of its page. How much comes, and how fast, is printed on stderr unless
-            the hub's progress bars are switched off.
+            id, ``"owner/name"``, of a folder or of one checkpoint,
+            ``"owner/name/file.safetensors"``, or the address of its page. How much comes, and how
+            fast, is printed on stderr unless the hub's progress bars are switched off.
         device: default: CUDA if there is one, else MPS, else the CPU.
         dtype: ``torch.float16``, or its name, ``"float16"`` or ``"fp16"`` (default: on CUDA, the
             half type that the model's authors use, bfloat16 for FLUX, Qwen-Image and Sana, float16

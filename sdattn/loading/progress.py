@@ -92,7 +92,7 @@ def _bytes_in(folder: Path) -> int:
 @contextmanager
 def own_progress() -> Iterator[bool]:
     """Switch off the hub's bars; yield whether they were on, so that ours may be shown."""
-    from huggingface_hub.utils import (
+    from huggingface_hub.utils import (  # type: ignore[attr-defined]
         are_progress_bars_disabled,
         disable_progress_bars,
         enable_progress_bars,

@@ -21,7 +21,10 @@ def quiet_libraries(*, prompts: bool = False, downloads: bool = True) -> None:
     warnings of diffusers, which contain the text of every truncated prompt. Without ``downloads``
     also the progress of downloads."""
     from diffusers.utils import logging as of_diffusers
-    from huggingface_hub.utils import are_progress_bars_disabled, enable_progress_bars
+    from huggingface_hub.utils import (  # type: ignore[attr-defined]
+        are_progress_bars_disabled,
+        enable_progress_bars,
+    )
     from transformers.utils import logging as of_transformers
 
     shows = downloads and not are_progress_bars_disabled()

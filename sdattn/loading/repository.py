@@ -130,8 +130,12 @@ class Repository:
         from huggingface_hub import HfApi, constants
 
         api = HfApi()
-        how = {"revision": name.revision, "timeout": constants.HF_HUB_ETAG_TIMEOUT}
-        info = api.model_info(name.repo, files_metadata=True, **how)
+        info = api.model_info(
+            name.repo,
+            revision=name.revision,
+            files_metadata=True,
+            timeout=constants.HF_HUB_ETAG_TIMEOUT,
+        )
         listed: Iterable[Any] = info.siblings or []
         if any(file.size is None for file in listed):  # some mirrors do not tell it there
             tree = api.list_repo_tree(name.repo, recursive=True, revision=info.sha)
@@ -276,7 +280,7 @@ def _remove_remains(home: Path, remains: Mapping[Path, os.stat_result]) -> None:
     another process still writes is known by its lock, and where a file system has no locks by its
     growth while this process fetched.
     """
-    from huggingface_hub.utils import WeakFileLock
+    from huggingface_hub.utils import WeakFileLock  # type: ignore[attr-defined]
 
     for part, before in remains.items():
         lock = home.parent / ".locks" / home.name / f"{part.name.partition('.')[0]}.lock"

@@ -120,8 +120,8 @@ def choose_files(
             inside[part].append(name)
     held = {part: _Part(f"{where}/{part}", files) for part, files in inside.items()}
     needed = [held[part] for part, needs in parts.items() if needs]
-    for part in needed:
-        part.check()
+    for each in needed:
+        each.check()
     asked = variant
     if asked is None:
         variant = _only_variant(needed, where)
@@ -131,12 +131,12 @@ def choose_files(
         raise OptionError("variant", variant, f"no part of {where} has files of it. {there}")
     settings = ["model_index.json"]
     weights = []
-    for part in held.values():
-        settings += part.settings
-        weights += part.of(variant)
-        if part in needed and not part.of(variant):
-            has = ", ".join(sorted(part.variants))
-            text = f"{part.path} has no files of it, and no plain ones. It has {has}."
+    for each in held.values():
+        settings += each.settings
+        weights += each.of(variant)
+        if each in needed and not each.of(variant):
+            has = ", ".join(sorted(each.variants))
+            text = f"{each.path} has no files of it, and no plain ones. It has {has}."
             raise OptionError("variant", variant, text)
     return PipelineFiles(settings, weights, variant, chosen=variant != asked)
 
