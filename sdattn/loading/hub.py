@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
-from ..errors import AccessError, InvalidValueError, SdattnError
+from ..errors import InvalidValueError, SdattnError
 from ..files.records import read_object
 from .folder import PipelineFolder
 from .options import LoadingOptions
@@ -96,10 +96,7 @@ def settings_in(
     except InvalidValueError:
         if repository.refused is None:
             raise
-        kind = type(repository.refused)
-        kind = kind if issubclass(kind, AccessError) else AccessError
-        text = f"{repository.refused} The cache has only a part of it."
-        raise kind(text) from repository.refused
+        raise repository.only_a_part() from repository.refused
 
 
 def _only_checkpoint(repository: Repository) -> str | None:

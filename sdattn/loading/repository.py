@@ -17,6 +17,7 @@ from typing import Any
 from urllib.parse import unquote, urlparse
 
 from ..errors import (
+    AccessError,
     InvalidValueError,
     MissingFileError,
     OptionError,
@@ -163,12 +164,21 @@ class Repository:
         return cls(name, files, commit, refused=refused) if files else None
 
     def check(self, file: str) -> None:
-        """Raise FileNotFoundError, with those that are there, if there is no such file."""
+        """Raise FileNotFoundError, with those that are there, if there is no such file; OSError if
+        only the cache is known, which may lack it."""
         if file in self.files:
             return
+        if self.refused is not None:
+            raise self.only_a_part() from self.refused
         there = [name for name in self.files if name.endswith((".safetensors", ".json"))]
         has = f"It has {some_of(there)}." if there else "It has no file that is read."
         raise MissingFileError(f"There is no {self.name.repo}/{file} on the hub. {has}")
+
+    def only_a_part(self) -> AccessError:
+        """Return the error for a model whose copy in the cache is not whole."""
+        kind = type(self.refused)
+        kind = kind if issubclass(kind, AccessError) else AccessError
+        return kind(f"{self.refused} The cache has only a part of it.")
 
     def warn_if_not_asked(self) -> None:
         """Warn of a model that comes from the cache since the hub refused; silent if the hub may
@@ -218,24 +228,27 @@ class Repository:
         missing = self.missing(names)
         home = cache_of(self.name)
         needed = sum(self.files[name].size for name in missing)
-        there = next(folder for folder in home.parents if folder.is_dir())
-        if needed > shutil.disk_usage(there).free:
+        nearest = next(folder for folder in home.parents if folder.is_dir())
+        if needed > shutil.disk_usage(nearest).free:
             raise full_disk(f"{self.name} needs another {size_text(needed)}, and ")
-        remains = {part: part.stat() for part in home.glob("blobs/*.incomplete")}
+        remains = {}
+        for part in home.glob("blobs/*.incomplete"):
+            with suppress(FileNotFoundError):  # it has just become whole
+                remains[part] = part.stat()
         with ExitStack() as during:
             during.enter_context(_asking(self.name))
             during.enter_context(_small_pieces())
             if during.enter_context(own_progress()) and needed > _LITTLE:
                 what = f"{len(missing)} of {len(self.files)} files of {self.name.repo}"
                 during.enter_context(Download(home / "blobs", needed, what))
-            snapshot_download(
+            there = snapshot_download(
                 self.name.repo,
                 revision=self.name.revision,
                 allow_patterns=list(map(glob.escape, names)),
                 cache_dir=constants.HF_HUB_CACHE,
             )
         _remove_remains(home, remains)
-        return self.folder
+        return Path(there)
 
 
 def cache_of(name: HubName) -> Path:
