@@ -122,10 +122,15 @@ class HubCommands:
 def serve() -> None:
     """Answer each line on stdin: ``start`` a command in a process of its own, or ``wait``."""
     import accelerate  # noqa: F401
-    import transformers  # noqa: F401
+    import peft  # noqa: F401
     from diffusers import DDIMScheduler, StableDiffusionPipeline  # noqa: F401
+    from pydantic import type_adapter  # noqa: F401
 
+    import sdattn
     from sdattn import cli  # noqa: F401
+
+    for public in sdattn.__all__:
+        getattr(sdattn, public)
 
     for line in sys.stdin:
         what, options = json.loads(line)
