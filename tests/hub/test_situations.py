@@ -110,7 +110,7 @@ FURTHER = [  # the last ones wait for an answer until they give up
     ("acme/missing/acme_v7.safetensors", "first", 2, "name"),
     ("acme/private", "expired", 2, "HF_TOKEN"),
     ("acme/private", "cached", 0, "private"),
-    ("acme/gated", "cached", 0, "gated"),
+    ("acme/gated", "cached", 0, ""),
     ("acme/fp16", "cached offline", 0, "fp16"),
     ("acme/fp16", "503", 1, "503"),
     ("acme/both --variant fp16", "cached offline", 0, ""),
@@ -167,7 +167,8 @@ def arrange(commands, typed, words):
     own = {"cached", "partial"} & {*words}
     if own or "main" in words:
         first = shlex.split(typed)[: None if own else 1]
-        commands.fill_the_cache(*DRAW, *[first[0].removeprefix(f"{PAGE}/"), *first[1:]], "-q")
+        named = [first[0].removeprefix(f"{PAGE}/"), *first[1:]]
+        commands.fill_the_cache(*DRAW, *named, "-q", HF_TOKEN=TOKEN)
     if "partial" in words:
         commands.lose(f"unet/{WEIGHTS}")
     commands.hub.requests.clear()
