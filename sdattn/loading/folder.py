@@ -16,7 +16,7 @@ from .file_errors import loading_errors
 from .index import as_dtype, files_in, home_of, models_in, read_index, without_weights
 from .lora import check_takes_lora
 from .options import BITS, LoadingOptions
-from .weights import PipelineFiles, choose_files
+from .weights import Needs, PipelineFiles, choose_files
 
 # Parts of a demo, and the folders that hold their weights
 LENT = {"demo-video": {part: f"demo/{part}" for part in ("vae", "text_encoder", "unet")}}
@@ -52,11 +52,13 @@ class PipelineFolder:
         """
         names = files_in(path) if names is None else names
         index = read_index(path, names)
-        parts = models_in(index)
-        lent = LENT.get(folder_name(path) or "", {})
-        for part in parts:
-            is_given = part in lent or (options.gguf is not None and part == denoiser_of(index))
-            parts[part] &= not (settings or is_given)
+        given = {*LENT.get(folder_name(path) or "", {})}
+        given |= {denoiser_of(index)} if options.gguf else set()
+        parts: dict[str, Needs] = {}
+        for part, is_model in models_in(index).items():
+            parts[part] = "all"
+            if is_model:
+                parts[part] = "settings" if settings or part in given else "weights"
         files = choose_files(names, parts, options.variant, str(path))
         folder = cls(path, index, options, files)
         check_takes_lora(folder.kind, options)

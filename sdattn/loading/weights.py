@@ -10,6 +10,7 @@ text_encoder_2/model.safetensors.index.fp16.json           the list of its shard
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 from ..errors import InvalidValueError, OptionError
 
@@ -18,9 +19,12 @@ _WEIGHTS = re.compile(  # in old files the variant is behind the number of the s
     r"(?:-\d+-of-(\d+))?(?:\.(\w+))?\.safetensors"
 )
 _INDEX = re.compile(r"\w+\.safetensors(?:\.index\.(\w+)|\.(\w+)\.index|\.index)\.json")
-_SETTINGS = (".json", ".txt", ".model", ".jinja")
+_FORMATS = (".safetensors", ".onnx", ".pb", ".msgpack", ".h5", ".xml", ".gguf")  # of weights
 _ANEW = "Get the folder again, or save it again with pipe.save_pretrained(folder)."
 PICKLES = (".bin", ".ckpt", ".pt", ".pth", ".pkl", ".pickle")
+
+
+Needs = Literal["weights", "settings", "all"]
 
 
 @dataclass(frozen=True)
@@ -44,8 +48,9 @@ class _Part:
     """The files of a part, by their kinds: the weights and the lists of their shards by variant,
     None for plain ones."""
 
-    def __init__(self, path: str, names: Iterable[str]):
+    def __init__(self, path: str, names: Iterable[str], *, is_model: bool):
         self.path = path
+        settings = (".json",) if is_model else ("",)
         self.weights: dict[str | None, list[str]] = {}
         self.lists: dict[str | None, list[str]] = {}
         self.settings: list[str] = []
@@ -58,7 +63,7 @@ class _Part:
                 self.lists.setdefault(found[1] or found[2], []).append(name)
             elif file.endswith(PICKLES):
                 self.pickles.append(file)
-            elif file.endswith(_SETTINGS) and ".index." not in file:
+            elif file.endswith(settings) and not file.endswith((*_FORMATS, ".py", ".index.json")):
                 self.settings.append(name)
 
     @property
@@ -99,13 +104,14 @@ class _Part:
 
 
 def choose_files(
-    names: Iterable[str], parts: Mapping[str, bool], variant: str | None, where: str
+    names: Iterable[str], parts: Mapping[str, Needs], variant: str | None, where: str
 ) -> PipelineFiles:
     """Choose the files that diffusers would read.
 
     Args:
         names: the files of the folder, as ``unet/config.json``.
-        parts: the pipeline's parts, and whether each needs weights.
+        parts: the pipeline's parts, and what of each is read: ``"weights"`` and settings,
+            ``"settings"`` alone of a model that is given, or ``"all"``, of a tokenizer for one.
         variant: the one to prefer, as ``"fp16"``; a part that lacks it has its plain files read.
         where: the folder or the repository, for messages.
 
@@ -118,8 +124,10 @@ def choose_files(
         part, _, file = name.partition("/")
         if part in inside and "/" not in file:
             inside[part].append(name)
-    held = {part: _Part(f"{where}/{part}", files) for part, files in inside.items()}
-    needed = [held[part] for part, needs in parts.items() if needs]
+    held = {}
+    for part, files in inside.items():
+        held[part] = _Part(f"{where}/{part}", files, is_model=parts[part] != "all")
+    needed = [held[part] for part, needs in parts.items() if needs == "weights"]
     for each in needed:
         each.check()
     asked = variant
@@ -133,8 +141,9 @@ def choose_files(
     weights = []
     for each in held.values():
         settings += each.settings
+    for each in needed:
         weights += each.of(variant)
-        if each in needed and not each.of(variant):
+        if not each.of(variant):
             has = ", ".join(sorted(each.variants))
             text = f"{each.path} has no files of it, and no plain ones. It has {has}."
             raise OptionError("variant", variant, text)

@@ -6,9 +6,9 @@ from diffusers.pipelines.pipeline_loading_utils import variant_compatible_siblin
 from sdattn.loading.weights import choose_files
 
 MODEL = "diffusion_pytorch_model"
-PARTS = {"unet": True, "text_encoder": True, "scheduler": False}
+PARTS = {"unet": "weights", "text_encoder": "weights", "scheduler": "all", "tokenizer": "all"}
 SETTINGS = ("model_index.json", "unet/config.json", "text_encoder/config.json")
-SETTINGS += ("scheduler/scheduler_config.json",)
+SETTINGS += ("scheduler/scheduler_config.json", "tokenizer/merges.txt", "tokenizer/a.tiktoken")
 PLAIN = (f"unet/{MODEL}.safetensors", "text_encoder/model.safetensors")
 HALF = (f"unet/{MODEL}.fp16.safetensors", "text_encoder/model.fp16.safetensors")
 SHARDS = tuple(f"text_encoder/model-0000{n}-of-00002.safetensors" for n in (1, 2))
@@ -17,7 +17,14 @@ HALF_SHARDS = tuple(f"text_encoder/model.fp16-0000{n}-of-00002.safetensors" for 
 HALF_SHARDS += ("text_encoder/model.safetensors.index.fp16.json",)
 OLD_SHARDS = tuple(f"text_encoder/model-0000{n}-of-00002.fp16.safetensors" for n in (1, 2))
 OLD_SHARDS += ("text_encoder/model.safetensors.fp16.index.json",)
-NOT_READ = ("README.md", "a.png", "stray.safetensors", "unet/notes.py", "unet/a/b.json")
+NOT_READ = (
+    "README.md",
+    "a.png",
+    "stray.safetensors",
+    "unet/notes.py",
+    "tokenizer/notes.py",
+    "unet/a/b.json",
+)
 NOT_READ += (f"unet/{MODEL}.bin", "text_encoder/openvino.safetensors", "text_encoder/model.onnx")
 NOT_READ += ("text_encoder/pytorch_model.bin.index.json", "vae/config.json")
 
@@ -89,3 +96,9 @@ def test_a_variant_that_is_all_there_is_is_chosen_and_said(weights, variant):
 def test_weights_that_are_not_there_are_named(weights, variant, message):
     with pytest.raises(ValueError, match=message):
         chosen([*SETTINGS, *weights], variant)
+
+
+def test_of_a_model_that_is_given_the_settings_alone_are_read():
+    files = choose_files([*SETTINGS, *PLAIN], {**PARTS, "unet": "settings"}, None, "folder")
+    assert files.weights == [PLAIN[1]]
+    assert "unet/config.json" in files.settings
