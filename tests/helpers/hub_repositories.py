@@ -33,8 +33,9 @@ def make_repositories(folder: Path) -> dict[str, Repository]:
     pipe.save_pretrained(acme / "sd")
     for name in ("private", "gated", "refused", "stray", "code", "code-part", "pickles", "both"):
         shutil.copytree(acme / "sd", acme / name)
-    pipe.save_pretrained(acme / "fp16", variant="fp16")
-    pipe.save_pretrained(acme / "both", variant="fp16")
+    half = pipe.to(torch.float16)
+    half.save_pretrained(acme / "fp16", variant="fp16")
+    half.save_pretrained(acme / "both", variant="fp16")
     make_sdxl_pipeline().save_pretrained(acme / "sharded", max_shard_size="200KB")
     _pickle(acme / "pickles")
     _name_class(acme / "code", "_class_name", ["pipeline", "AcmePipeline"], "pipeline.py")

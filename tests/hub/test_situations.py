@@ -19,7 +19,8 @@ PAGE = "https://huggingface.co"
 WEIGHTS = "diffusion_pytorch_model.safetensors"
 
 # A situation is a few of these words, and "first", "cached" (by an earlier run), "main" (the same,
-# by one without further options), "partial" (all but the UNet's weights), and "full" or "filling" (the disk).
+# by one without further options), "partial" (all but the UNet's weights), and of the disk "full",
+# or "filling" while it still says that there is space.
 HUBS = {
     "503": {"status": 503},
     "429": {"status": 429, "retry_after": 1},
