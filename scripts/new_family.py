@@ -23,8 +23,11 @@ from scripts.trial_call import COLS, FRAMES, IMAGES, ROWS, TEXT, small_model, tr
 from sdattn import inspect_attention
 from sdattn.errors import SdattnError
 from sdattn.files.terminal import shorter
-from sdattn.loading.index import read_index, without_weights
-from sdattn.loading.locating import download, find_model
+from sdattn.loading.hub import settings_in
+from sdattn.loading.index import files_in, read_index, without_weights
+from sdattn.loading.locating import find_model
+from sdattn.loading.options import LoadingOptions
+from sdattn.loading.repository import HubName, Repository
 from sdattn.models.denoiser_call import holds_processor, unwrapped
 from sdattn.models.families import PAGE, claimed, closest
 from sdattn.models.family import Joined
@@ -258,12 +261,15 @@ def _lines(draft: FamilyDraft) -> Iterator[str]:
 def unclaimed_denoiser(model: str) -> Any | None:
     """Return a pipeline's denoiser without its weights, if no family claims it."""
     path = find_model(model)
-    folder = path or download(model)
-    index = {} if folder.is_file() else read_index(folder)
+    if path is None:
+        name = HubName.read(model)
+        assert name is not None  # find_model() has read it
+        path = settings_in(Repository.find(name), LoadingOptions()).path
+    index = {} if path.is_file() else read_index(path, files_in(path))
     for name in ("unet", "transformer"):
         match index.get(name):
             case ["diffusers", str(kind)]:
-                found = without_weights(getattr(diffusers, kind), folder / name)
+                found = without_weights(getattr(diffusers, kind), path / name)
                 return None if claimed(found) else found
     return None
 

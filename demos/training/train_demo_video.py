@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 from diffusers import AnimateDiffPipeline
 
-from sdattn.loading.pipelines import LENT
+from sdattn.loading.folder import LENT
 from sdattn.models.demos import DEMO, RECORD
 
 from .fit import rank, say

@@ -162,7 +162,9 @@ class Processes(_Workers):
             while True:
                 if not pools:
                     # One process each, so that it is known which shard ended it.
-                    pool = ProcessPoolExecutor(1, get_context("spawn"), initializer=_begin_worker)
+                    pool = ProcessPoolExecutor(
+                        1, get_context("spawn"), _begin_worker, (self.request.progress,)
+                    )
                     pools.append(self.stack.enter_context(pool))
                 try:
                     request = replace(self.request, device=device)
@@ -180,7 +182,7 @@ class Processes(_Workers):
         self.stack.close()
 
 
-def _begin_worker() -> None:
+def _begin_worker(progress: bool) -> None:
     """Leave signals to the parent, and end with it."""
     for name in ("SIGINT", "SIGTERM"):
         signal.signal(getattr(signal, name), signal.SIG_IGN)
@@ -192,7 +194,7 @@ def _begin_worker() -> None:
         os._exit(1)
 
     threading.Thread(target=follow, daemon=True).start()
-    quiet_libraries(prompts=True)
+    quiet_libraries(prompts=True, downloads=progress)
 
 
 class RayTasks(_Workers):

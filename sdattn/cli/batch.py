@@ -183,7 +183,7 @@ def batch(
     )
     from ..loading.quiet import quiet_libraries
 
-    quiet_libraries(prompts=True)
+    quiet_libraries(prompts=True, downloads=not (output.quiet or output.as_json))
     try:
         drawn.check()
     except InvalidValueError as error:

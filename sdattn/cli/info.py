@@ -2,15 +2,16 @@
 
 from collections import Counter
 from itertools import groupby
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..errors import SdattnError
+from ..errors import SdattnError, size_text
 from .options import DEVICES, DTYPE, LOADING, Given, Group, load, one_of
 from .output import Output
 
 if TYPE_CHECKING:
+    from ..loading.hub import HubModel
     from ..models.layers import AttentionLayer
     from ..models.pipeline import Pipeline
 
@@ -33,18 +34,28 @@ def info(
     loading: Annotated[Given, Group({"dtype": DTYPE, **LOADING})],
 ) -> None:
     """List a model's attention layers, the memory that capture would hold, and the features
-    that do not work with the model.
+    that do not work with the model. A model of the hub is told of before its weights are
+    fetched, with what they would take.
 
     Examples:
       sdattn info
       sdattn info owner/name --json
     """
-    from ..loading.options import device_of, options_of
+    from ..loading.options import options_of
+    from ..loading.pipelines import pipeline_without_weights
     from ..models.denoiser import find_denoiser
     from ..models.facts import latent_size
     from ..runs.info import LayerEntry
 
-    pipe = load({"model": model, "device": device, **loading}, output)
+    waiting = _not_fetched(output, model, loading)
+    if waiting is None:
+        pipe = load({"model": model, "device": device, **loading}, output)
+    else:
+        pipe = pipeline_without_weights(waiting.folder) if waiting.folder else None
+        _print_download(output, waiting, pipe)
+    if pipe is None:  # a checkpoint: its class and its layers are not known without its weights
+        output.print(f"sdattn generate -m {model} PROMPT fetches and loads it")
+        return
     found = find_denoiser(pipe).layers
     latent = latent_size(pipe)
     columns = _columns(pipe)
@@ -69,7 +80,7 @@ def info(
     )
     for lack in lacks:
         output.print(f"- {lack}")
-    dtype_name = str(pipe.dtype).removeprefix("torch.")
+    dtype_name = str(loading.get("dtype", pipe.dtype)).removeprefix("torch.")
     layers = []
     for layer in found:
         entry = LayerEntry(layer.place, layer.level, layer.heads, layer.grid(latent))
@@ -78,7 +89,7 @@ def info(
         {
             "model": model,
             "pipeline": kind,
-            "device": str(device_of(pipe)),
+            "device": device,
             "dtype": dtype_name,
             "scheduler": scheduler,
             "loading": how.to_json() if how else {},
@@ -89,6 +100,57 @@ def info(
             "shortcomings": lacks,
         }
     )
+
+
+def _not_fetched(output: Output, model: str, loading: Given) -> "HubModel | None":
+    """Return a model of the hub with its settings, or None for a model that is on this machine."""
+    from ..loading.hub import HubModel, named_on_hub
+    from ..loading.locating import find_model
+    from ..loading.options import LoadingOptions
+    from ..loading.quiet import quiet_libraries
+    from ..loading.repository import HubName
+
+    name = HubName.read(model, loading.get("revision")) if find_model(model) is None else None
+    if name is None:
+        return None
+    output.note(f"asking the hub about {name} …")
+    options = LoadingOptions(**{key: value for key, value in loading.items() if key != "dtype"})
+    options.check_files(model)
+    quiet_libraries(downloads=not (output.quiet or output.as_json))
+    with named_on_hub(name):
+        found = HubModel.find(name, options, settings=True)
+    return found if found.missing or found.repository.refused else None
+
+
+def _print_download(output: Output, model: "HubModel", pipe: "Pipeline | None") -> None:
+    """Print what is to be fetched, on which terms, and the memory that the weights take."""
+    from torch import nn
+
+    repository = model.repository
+    told: dict[str, Any] = {}
+    if repository.refused is None:
+        size = repository.size(model.missing)
+        terms = str(repository.card.get("license", "not told"))
+        access = "after its terms are accepted" if repository.gated else "for everybody"
+        output.print(
+            f"{repository.name} on the hub: {len(model.missing)} of {len(repository.files)} files "
+            f"to fetch, {size_text(size)}; license {terms}, {access}"
+        )
+        told = {"files": len(model.missing), "bytes": size, "license": terms}
+        told["gated"] = bool(repository.gated)
+    if pipe is not None:
+        weights = sum(
+            weight.numel()
+            for part in pipe.components.values()
+            if isinstance(part, nn.Module)
+            for weight in part.parameters()
+        )
+        output.print(
+            f"its {weights / 1e6:,.0f} million weights take {size_text(4 * weights)} in float32, "
+            f"and {size_text(2 * weights)} in a half type"
+        )
+        told["weights"] = weights
+    output.answer({"model": str(repository.name), "hub": told})
 
 
 def _print_layers(output: Output, layers: "list[AttentionLayer]", latent: tuple[int, int]) -> None:

@@ -90,8 +90,11 @@ LOADING = {  # by their names in LoadingOptions
 MODEL = {  # by their names in load_pipeline()
     "model": option(
         str,
+        "--model",
+        "-m",
         default="demo",
-        help="demo, demo-mmdit, demo-video, a diffusers folder, a .safetensors file, or a hub id.",
+        help="demo, demo-mmdit, demo-video, a diffusers folder, a .safetensors file, a hub id or a "
+        "page's address there.",
         autocompletion=one_of("demo", "demo-mmdit", "demo-video"),
     ),
     "device": DEVICE,
@@ -113,7 +116,7 @@ def load(loaded: Mapping[str, Any], output: Output | None = None) -> Any:
         from ..loading.pipelines import load_pipeline
         from ..loading.quiet import quiet_libraries
 
-        quiet_libraries()
+        quiet_libraries(downloads=not (output.quiet or output.as_json))
         pipe = load_pipeline(**loaded)
     finally:
         gc.freeze()

@@ -4,12 +4,15 @@ check unusual options."""
 import inspect
 import math
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
+from ..errors import SdattnError
 from ..files.records import read_object
 from ..models.pipeline import Given, Options
 from ..models.values import OURS, check_side, no_videos
-from .locating import find_model, hub_index
+from .locating import find_model
+from .repository import HubName, Repository
 
 # Denoisers that make no videos by themselves
 _UNSAID = {"self", "prompt", "kwargs", *OURS}
@@ -71,7 +74,12 @@ def _index_of(model: str, revision: str | None, config: str | None) -> Given:
     """Return the index of a folder, a hub model, or the settings of a single file."""
     path = find_model(model)
     if path is None:
-        return hub_index(model, revision)
+        name = HubName.read(model, revision)
+        with suppress(SdattnError):  # which loading the model then tells
+            if name is not None and name.file is None:
+                folder = Repository.find(name).fetch(["model_index.json"])
+                return read_object(folder / "model_index.json")
+        return {}
     if path.is_dir():
         return read_object(path / "model_index.json")
     from .single_files import settings_name

@@ -1,4 +1,5 @@
 import inspect
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -6,30 +7,58 @@ from typing import Any
 import torch
 
 from ..errors import OptionError, did_you_mean
+from ..models.demos import folder_name
 from ..models.denoiser import what_it_holds
 from ..models.families import family_of, listed
 from ..models.family import Family
 from ..models.pipeline import Given
 from .file_errors import loading_errors
-from .index import as_dtype, check_variant, home_of, read_index, without_weights
+from .index import as_dtype, files_in, home_of, models_in, read_index, without_weights
 from .lora import check_takes_lora
 from .options import BITS, LoadingOptions
+from .weights import PipelineFiles, choose_files
+
+# Parts of a demo, and the folders that hold their weights
+LENT = {"demo-video": {part: f"demo/{part}" for part in ("vae", "text_encoder", "unet")}}
 
 
 @dataclass(frozen=True)
 class PipelineFolder:
-    """A folder, its ``model_index.json``, and the options to load its pipeline."""
+    """A folder, its ``model_index.json``, the options to load its pipeline, and the files to
+    read."""
 
     path: Path
     index: Given
     options: LoadingOptions
+    files: PipelineFiles
 
     @classmethod
-    def judged(cls, path: Path, options: LoadingOptions) -> "PipelineFolder":
-        """Read a folder's index and check it first, since diffusers would run code that it names;
-        raise ValueError also for a missing variant, or if the pipeline takes no LoRA."""
-        folder = cls(path, read_index(path), options)
-        check_variant(path, options.variant)
+    def judged(
+        cls,
+        path: Path,
+        options: LoadingOptions,
+        names: Collection[str] | None = None,
+        *,
+        settings: bool = False,
+    ) -> "PipelineFolder":
+        """Read a folder's index and check it first, since diffusers would run code that it names.
+
+        Args:
+            names: the folder's files, if they are not fetched yet.
+            settings: True if its settings alone are read, and it may have no weights.
+
+        Raises:
+            ValueError: see :func:`read_index` and :func:`choose_files`; the pipeline takes no LoRA.
+        """
+        names = files_in(path) if names is None else names
+        index = read_index(path, names)
+        parts = models_in(index)
+        lent = LENT.get(folder_name(path) or "", {})
+        for part in parts:
+            is_given = part in lent or (options.gguf is not None and part == denoiser_of(index))
+            parts[part] &= not (settings or is_given)
+        files = choose_files(names, parts, options.variant, str(path))
+        folder = cls(path, index, options, files)
         check_takes_lora(folder.kind, options)
         return folder
 
@@ -112,6 +141,11 @@ def quantized(folder: PipelineFolder, dtype: torch.dtype) -> dict[str, object]:
     return {"quantization_config": PipelineQuantizationConfig(quant_mapping=mapping)}
 
 
+def denoiser_of(index: Given) -> str:
+    """Return the name of the part that predicts the noise, the first of two."""
+    return "transformer" if "transformer" in index else "unet"
+
+
 def _large(index: Given) -> list[str]:
     """Return the denoiser, or both (Wan 2.2), and text encoders that are larger than CLIP."""
     denoisers = "unet", "transformer", "transformer_2"
@@ -126,7 +160,7 @@ def _large(index: Given) -> list[str]:
 def _from_gguf(file: Path, folder: PipelineFolder, dtype: torch.dtype) -> dict[str, object]:
     import diffusers
 
-    name = next(name for name in ("transformer", "unet") if name in folder.index)
+    name = denoiser_of(folder.index)
     kind = getattr(diffusers, folder.index[name][1])
     if not hasattr(kind, "from_single_file"):
         text = f"diffusers reads no single files of a {kind.__name__}."

@@ -5,8 +5,7 @@ names, and read pickles, which run code: some of its versions without being aske
 """
 
 import json
-import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from importlib import import_module
 from importlib.metadata import version
@@ -14,7 +13,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from ..errors import InvalidValueError, OptionError
+from ..errors import InvalidValueError
 from ..files.terminal import shown
 
 if TYPE_CHECKING:
@@ -25,21 +24,40 @@ _KINDS = {"ModelMixin", "PreTrainedModel", "SchedulerMixin", "BaseGuidance"}
 _KINDS |= {"PreTrainedTokenizerBase", "FeatureExtractionMixin", "ImageProcessingMixin"}
 _KINDS |= {"ProcessorMixin"}
 _KERNELS = ("attn_implementation", "experts_implementation")  # only a kernel's name has a slash
-_VARIANT = re.compile(r"\.([^.]+?)(?:-\d+-of-\d+)?\.safetensors$")  # model.fp16.safetensors
-_PICKLES = {".bin", ".ckpt", ".pt", ".pth", ".pkl", ".pickle"}
 
 
-def read_index(folder: Path) -> dict[str, Any]:
-    """Return a pipeline folder's ``model_index.json``; raise ValueError if it is not one, names
-    classes from elsewhere than diffusers and transformers, or a part has weights only in
-    pickles."""
+def read_index(folder: Path, names: Collection[str]) -> dict[str, Any]:
+    """Return a pipeline folder's ``model_index.json``; raise ValueError if it is not one or names
+    classes from elsewhere than diffusers and transformers.
+
+    Args:
+        names: the folder's files, see :func:`files_in`; of a repository on the hub also those that
+            are not fetched yet.
+    """
     index = _object(folder / "model_index.json")
-    _check_pipeline(folder, index.get("_class_name"))
+    _check_pipeline(folder, names, index.get("_class_name"))
     for name, entry in index.items():
         match entry:
             case [str(library), str(kind)]:
-                _check_part(folder, name, library, kind)
+                _check_part(folder, names, name, library, kind)
     return index
+
+
+def files_in(folder: Path) -> set[str]:
+    """Return the files of a folder and of its parts, as ``unet/config.json``."""
+    paths = [*folder.glob("*"), *folder.glob("*/*")]
+    return {path.relative_to(folder).as_posix() for path in paths if path.is_file()}
+
+
+def models_in(index: Mapping[str, Any]) -> dict[str, bool]:
+    """Return the parts of a pipeline that are not left out, and whether each has weights."""
+    parts = {}
+    for name, entry in index.items():
+        match entry:
+            case [str(library), str(kind)]:
+                cls = getattr(home_of(library), kind, None)
+                parts[name] = _is_one_of(cls, {"ModelMixin", "PreTrainedModel"})
+    return parts
 
 
 @contextmanager
@@ -52,17 +70,6 @@ def named_errors(folder: Path) -> Iterator[None]:
             f"{folder} cannot be loaded: a settings or tokenizer file in it is broken "
             f"({type(error).__name__}: {error}). {_ANEW}"
         ) from error
-
-
-def check_variant(folder: Path, variant: str | None) -> None:
-    """Raise ValueError for a variant of the weights that no part of a folder has."""
-    if variant is None:
-        return
-    matches = (_VARIANT.search(path.name) for path in folder.glob("*/*.safetensors"))
-    known = {match[1] for match in matches if match}
-    if variant not in known:
-        there = f"It has {', '.join(sorted(known))}." if known else "Leave it out."
-        raise OptionError("variant", variant, f"no part of {folder} has files of it. {there}")
 
 
 def as_dtype(dtype: object) -> dict[str, object]:
@@ -111,7 +118,7 @@ def _object(path: Path) -> dict[str, Any]:
 _ANEW = "Get the model's folder again, or save it again with pipe.save_pretrained(folder)."
 
 
-def _check_pipeline(folder: Path, name: object) -> None:
+def _check_pipeline(folder: Path, names: Collection[str], name: object) -> None:
     import diffusers
 
     path = folder / "model_index.json"
@@ -129,26 +136,31 @@ def _check_pipeline(folder: Path, name: object) -> None:
         raise InvalidValueError(
             f"A {name} loads other models that its README names. Load those, each by itself."
         )
-    if (folder / "None.py").exists():  # diffusers runs it as the code of custom_pipeline=None
+    if "None.py" in names:  # diffusers runs it as the code of custom_pipeline=None
         _refuse_code(folder, "None.py")
 
 
-def _check_part(folder: Path, name: str, library: str, kind: str) -> None:
+def _check_part(folder: Path, names: Collection[str], name: str, library: str, kind: str) -> None:
     path = folder / "model_index.json"
     entry = f"{shown(name)}: [{shown(library)}, {shown(kind)}]"
     home = home_of(library)
     if not name.isidentifier() or home is None:
         _refuse_code(path, entry)
     part = folder / name
-    if (part / f"{library}.py").exists():  # diffusers prefers it to the library itself
+    if f"{name}/{library}.py" in names:  # diffusers prefers it to the library itself
         _refuse_code(part, f"{library}.py")
     cls = getattr(home, kind, None)  # diffusers reports a missing class
     if cls is not None and not _is_one_of(cls, _KINDS):
         _refuse_code(path, entry)
-    if not part.is_dir():
+    if not any(file.startswith(f"{name}/") for file in names):
         raise InvalidValueError(f"{path} names a {name}, and there is no folder {part}. {_ANEW}")
-    _check_configs(part)
-    _check_weights(part)
+    if f"{name}/adapter_config.json" in names:
+        raise InvalidValueError(
+            f"{part} holds an adapter (adapter_config.json), which names another model to load. "
+            "Merge it (model.merge_and_unload()) and save the whole model."
+        )
+    _check_kernels(part / "config.json")
+    _check_shards(part)
 
 
 def _is_one_of(cls: object, kinds: set[str]) -> bool:
@@ -170,17 +182,11 @@ def home_of(library: str) -> Any:
     return module if is_its_own and isinstance(module, ModuleType) else None
 
 
-def _check_configs(part: Path) -> None:
-    """Refuse a kernel from the hub, which is code, and a text encoder that adapts another model."""
-    if (part / "adapter_config.json").exists():
-        raise InvalidValueError(
-            f"{part} holds an adapter (adapter_config.json), which names another model to load. "
-            "Merge it (model.merge_and_unload()) and save the whole model."
-        )
-    if (part / "config.json").is_file():
-        for name, value in _pairs(_object(part / "config.json")):
-            if name.endswith(_KERNELS) and "/" in json.dumps(value):
-                _refuse_code(part / "config.json", f"{name}={shown(value)}")
+def _check_kernels(config: Path) -> None:
+    """Refuse a kernel from the hub, which is code."""
+    for name, value in _pairs(_object(config)) if config.is_file() else ():
+        if name.endswith(_KERNELS) and "/" in json.dumps(value):
+            _refuse_code(config, f"{name}={shown(value)}")
 
 
 def _pairs(config: object) -> Iterator[tuple[str, object]]:
@@ -190,15 +196,8 @@ def _pairs(config: object) -> Iterator[tuple[str, object]]:
             yield from _pairs(value)
 
 
-def _check_weights(part: Path) -> None:
-    pickles = sorted(path.name for path in part.iterdir() if path.suffix in _PICKLES)
-    if pickles and not any(part.glob("*.safetensors")):
-        raise InvalidValueError(
-            f"{part} holds its weights as {pickles[0]} and not as .safetensors. Pickles are not "
-            "read, since they can run code. If you trust their source, convert them: "
-            "diffusers.DiffusionPipeline.from_pretrained(FOLDER, use_safetensors=False)"
-            ".save_pretrained(NEW_FOLDER)."
-        )
+def _check_shards(part: Path) -> None:
+    """Refuse a list of shards that names pickles, or files elsewhere."""
     for index in part.glob("*.safetensors.index.json"):
         files = _object(index).get("weight_map")
         for file in files.values() if isinstance(files, dict) else [files]:

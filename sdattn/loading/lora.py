@@ -6,7 +6,7 @@ through diffusers' conversion, and must be found in a layer.
 
 import re
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,10 +18,8 @@ from ..errors import InvalidValueError, OptionError
 from ..files.terminal import shorter
 from ..models.pipeline import Pipeline
 from .file_errors import loading_errors
-from .locating import needs_the_hub
 from .options import LoadingOptions
-
-_STANDARD = "pytorch_lora_weights.safetensors"
+from .repository import LORA, HubName, Repository, some_of
 
 
 @dataclass(frozen=True)
@@ -50,25 +48,28 @@ def _file(path: str) -> Path:
     here = Path(path).expanduser()
     if here.is_file():
         return here
-    import huggingface_hub
-
-    what = f"the LoRA {path!r}, which is not a local file,"
     if here.is_dir():
-        names = [file.name for file in here.iterdir()]
-    else:
-        with needs_the_hub(what):
-            names = huggingface_hub.list_repo_files(path)
+        return here / _lora_among([file.name for file in here.iterdir()], path)
+    name = HubName.read(path)
+    if name is None:
+        raise OptionError("lora", path, "there is no such file or folder.")
+    repository = Repository.find(name)
+    file = name.file or _lora_among(repository.files, path)
+    there = repository.fetch([file])
+    repository.warn_if_not_asked()
+    return there / file
+
+
+def _lora_among(names: Iterable[str], path: str) -> str:
     files = sorted(name for name in names if name.endswith(".safetensors"))
-    if _STANDARD not in files and len(files) != 1:
-        content = f"several .safetensors files ({', '.join(files[:3])}…)" if files else "none"
+    if LORA in files:
+        return LORA
+    if len(files) != 1:
+        content = f"several .safetensors files, {some_of(files)}" if files else "none"
         raise InvalidValueError(
             f"The LoRA {path} should be one .safetensors file, and it has {content}. Pass the file."
         )
-    name = _STANDARD if _STANDARD in files else files[0]
-    if here.is_dir():
-        return here / name
-    with needs_the_hub(what):
-        return Path(huggingface_hub.hf_hub_download(path, name))
+    return files[0]
 
 
 def load_loras(pipe: Pipeline, loras: Sequence[Lora]) -> None:

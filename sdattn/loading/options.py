@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 from ..errors import MissingPackageError, OptionError, refuse
 from ..files.records import Record
 from ..models.pipeline import Pipeline
-from .locating import find_model, is_hub_id
+from .locating import find_model
+from .repository import HubName
 
 if TYPE_CHECKING:
     import torch
@@ -89,13 +90,22 @@ class LoadingOptions(Record):
             yield path, scale
 
     def check_files(self, model: str | Path) -> None:
-        """Refuse missing files and options that do not fit this kind of model; no torch."""
+        """Refuse missing files and options that do not fit this kind of model, as far as its name
+        tells it; no torch."""
         path = find_model(model)
-        single = path is not None and path.is_file()
         if self.revision is not None and path is not None:
             text = f"only models of the hub have revisions, and {model} is on this machine."
             raise OptionError("revision", self.revision, text)
-        if single:
+        named = None if path else HubName.read(str(model))
+        if path is not None:
+            self.check_fit(model, is_file=path.is_file())
+        elif named is not None and named.file:
+            self.check_fit(model, is_file=True)
+        self._check_files()
+
+    def check_fit(self, model: str | Path, *, is_file: bool) -> None:
+        """Refuse options for a folder if the model is a single file, and the reverse."""
+        if is_file:
             foreign = ("variant", "quantization")
             text = f"{model} is a single file. Pass a diffusers folder, or a hub id."
         else:
@@ -104,7 +114,6 @@ class LoadingOptions(Record):
         for name, value in self.arguments().items():
             if name in foreign:
                 raise OptionError(name, value, text)
-        self._check_files()
 
     def _check_files(self) -> None:
         for path, _ in self.adapters():
@@ -112,7 +121,7 @@ class LoadingOptions(Record):
             text = ""
             if here.is_file() and here.suffix != ".safetensors":
                 text = "only .safetensors files are read, since others can run code."
-            elif not here.exists() and not is_hub_id(path):
+            elif not here.exists() and HubName.read(path) is None:
                 text = "there is no such file or folder, and it is not a hub id such as owner/name."
             if text:
                 raise OptionError("lora", path, text)
@@ -121,7 +130,7 @@ class LoadingOptions(Record):
             if here.exists() and not (here / "model_index.json").is_file():
                 text = "there is no model_index.json in it. Pass a folder that diffusers saved."
                 raise OptionError("config", self.config, text)
-            if not here.exists() and not is_hub_id(self.config):
+            if not here.exists() and HubName.read(self.config) is None:
                 text = "there is no such folder, and it is not a hub id such as owner/name."
                 raise OptionError("config", self.config, text)
         if self.gguf is not None and not self.gguf.is_file():

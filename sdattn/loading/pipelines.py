@@ -4,17 +4,19 @@ from typing import Any
 
 import torch
 
-from ..errors import InvalidTypeError, known_options
+from ..errors import InvalidTypeError, SdattnWarning, known_options, warn
 from ..models.demos import HOME, folder_name
 from ..models.denoiser import find_denoiser
 from ..models.pipeline import Pipeline
 from .devices import checked_device, checked_dtype, place
-from .folder import PipelineFolder, quantized
-from .index import as_dtype, check_whole, home_of, named_errors, without_weights
-from .locating import download, find_model
+from .folder import LENT, PipelineFolder, quantized
+from .hub import HubModel, named_on_hub
+from .index import as_dtype, check_whole, home_of, models_in, named_errors, without_weights
+from .locating import find_model
 from .lora import load_loras, read_loras
 from .options import LoadingOptions, note_options
 from .quiet import no_notices
+from .repository import HubName
 from .single_files import load_single_file, settings_folder
 
 
@@ -40,7 +42,9 @@ def load_pipeline(
         model: ``"demo"``, ``"demo-mmdit"`` or ``"demo-video"``, the small models in this package
             (Stable Diffusion 1 and 3 and AnimateDiff in miniature); a folder that diffusers saved;
             a single ``.safetensors`` checkpoint, as published for SD 1.x, 2.x and SDXL; or a hub
-            id, ``"owner/name"``.
+            id, ``"owner/name"``, of a folder or of one checkpoint,
+            ``"owner/name/file.safetensors"``, or the address of its page. How much comes, and how
+            fast, is printed on stderr unless the hub's progress bars are switched off.
         device: default: CUDA if there is one, else MPS, else the CPU.
         dtype: ``torch.float16``, or its name, ``"float16"`` or ``"fp16"`` (default: on CUDA, the
             half type that the model's authors use, bfloat16 for FLUX, Qwen-Image and Sana, float16
@@ -66,7 +70,8 @@ def load_pipeline(
             its own or has only pickles; the file is not a whole checkpoint of the family of
             ``config``; a LoRA is broken or of another model; an option does not fit the model or
             the device.
-        OSError: the hub cannot be reached or has no such model.
+        OSError: the hub cannot be reached, has no such model or refuses it, and this machine's
+            cache does not hold it.
         TypeError: the pipeline's denoiser is unknown.
         ImportError: an option needs a package that is not installed.
     """
@@ -86,21 +91,57 @@ def load_pipeline(
     device = checked_device(device)
     dtype = checked_dtype(dtype)
     options.check(model, device)
-    path = find_model(model)
     loras = read_loras(options)  # before the model's weights, which take long
-    half = device.type == "cuda"
-    if path is not None and path.is_file():
-        folder = PipelineFolder.judged(settings_folder(path, options.config), options)
-        with named_errors(folder.path):
-            pipe = load_single_file(path, folder, folder.dtype(dtype, half))
-    else:
-        here = path or download(str(model), variant=variant, revision=revision)
-        pipe = _load_folder(PipelineFolder.judged(here, options), dtype, half)
-    pipe.register_to_config(_name_or_path=path or str(model))
+    path = find_model(model)
+    name = HubName.read(str(model), revision) if path is None else None
+    with named_on_hub(name):
+        if name is not None:
+            path = HubModel.find(name, options).fetch()
+            options.check_fit(model, is_file=path.is_file())
+        assert path is not None
+        pipe = _load(path, name, options, dtype, half=device.type == "cuda")
+    pipe.register_to_config(_name_or_path=str(name or path))
     find_denoiser(pipe)
     load_loras(pipe, loras)
     note_options(pipe, options)
     return place(pipe, device, offload)
+
+
+def _load(
+    path: Path,
+    name: HubName | None,
+    options: LoadingOptions,
+    dtype: torch.dtype | None,
+    *,
+    half: bool,
+) -> Pipeline:
+    """Return the pipeline of a folder or a checkpoint, on the CPU; ``half`` as in
+    PipelineFolder.dtype()."""
+    if path.is_file():
+        settings = settings_folder(path, options.config)
+        folder = PipelineFolder.judged(settings, options, settings=True)
+        with named_errors(folder.path):
+            return load_single_file(path, folder, folder.dtype(dtype, half))
+    folder = PipelineFolder.judged(path, options)
+    if folder.files.chosen:
+        text = f"{name or path} has all its weights as {folder.files.variant} alone, which are "
+        warn(f"{text}loaded: `variant={folder.files.variant!r}`.", SdattnWarning)
+    return _load_folder(folder, dtype, half)
+
+
+def pipeline_without_weights(folder: PipelineFolder) -> Pipeline:
+    """Return the pipeline of a folder whose models are on torch's meta device, of which the
+    settings alone are read."""
+    import diffusers
+
+    models: dict[str, Any] = {}
+    for name, has_weights in models_in(folder.index).items():
+        if has_weights:
+            library, kind = folder.index[name]
+            models[name] = without_weights(getattr(home_of(library), kind), folder.path / name)
+    with named_errors(folder.path):
+        parts = {**folder.parts(), **models}
+        return diffusers.DiffusionPipeline.from_pretrained(folder.path, **parts)
 
 
 def _load_folder(folder: PipelineFolder, dtype: torch.dtype | None, half: bool) -> Pipeline:
@@ -113,7 +154,7 @@ def _load_folder(folder: PipelineFolder, dtype: torch.dtype | None, half: bool) 
         pipe = diffusers.DiffusionPipeline.from_pretrained(
             folder.path,
             use_safetensors=True,
-            variant=folder.options.variant,
+            variant=folder.files.variant,
             **parts,
             **as_dtype(dtype),
         )
@@ -123,10 +164,6 @@ def _load_folder(folder: PipelineFolder, dtype: torch.dtype | None, half: bool) 
     for model in models.values():
         model.eval()  # a UNet with AnimateDiff's motion modules starts in training mode
     return pipe
-
-
-# Parts of a demo, and the folders that hold their weights
-LENT = {"demo-video": {part: f"demo/{part}" for part in ("vae", "text_encoder", "unet")}}
 
 
 def lent_parts(folder: PipelineFolder, dtype: torch.dtype) -> dict[str, object]:

@@ -16,15 +16,23 @@ _NOTICES = {  # text in a log line, and the loggers that print it
 }
 
 
-def quiet_libraries(*, prompts: bool = False) -> None:
+def quiet_libraries(*, prompts: bool = False, downloads: bool = True) -> None:
     """Disable the libraries' progress bars and warnings of unused parts; with ``prompts`` also all
-    warnings of diffusers, which contain the text of every truncated prompt."""
+    warnings of diffusers, which contain the text of every truncated prompt. Without ``downloads``
+    also the progress of downloads."""
     from diffusers.utils import logging as of_diffusers
+    from huggingface_hub.utils import (  # type: ignore[attr-defined]
+        are_progress_bars_disabled,
+        enable_progress_bars,
+    )
     from transformers.utils import logging as of_transformers
 
+    shows = downloads and not are_progress_bars_disabled()
     of_diffusers.disable_progress_bar()
     of_transformers.set_verbosity_error()
     of_transformers.disable_progress_bar()
+    if shows:  # both have disabled the hub's too
+        enable_progress_bars()
     if prompts:
         of_diffusers.set_verbosity_error()
 

@@ -16,9 +16,9 @@ from ..models.pipeline import Pipeline
 from .file_errors import loading_errors
 from .folder import PipelineFolder
 from .index import as_dtype, check_whole
-from .locating import needs_the_hub
+from .repository import HubName, Repository
 
-_SETTINGS = ["*.json", "*.txt", "*.model"]  # files of a folder on the hub, without its weights
+_SETTINGS = (".json", ".txt", ".model")  # of a folder on the hub, without its weights
 _VOCABULARIES = ("tokenizer.json", "vocab.json")  # either will do
 _WHAT = "a checkpoint"
 _ANEW = "Get it again, or pass a diffusers folder."
@@ -107,8 +107,15 @@ def _header(file: Path) -> dict[str, torch.Tensor]:
         )
     tensors = {}
     with loading_errors(file, _WHAT, _ANEW), safe_open(file, framework="pt") as opened:
+        told = opened.metadata() or {}
         for name in opened.keys():  # noqa: SIM118
             tensors[name] = torch.empty(opened.get_slice(name).get_shape(), device="meta")
+    if any(".lora_" in name for name in tensors):
+        base = told.get("ss_sd_model_name") or told.get("ss_base_model_version")
+        raise InvalidValueError(
+            f"{file} is a LoRA{f', made for {base}' if base else ''}. Pass the model that it is "
+            f"for, and `lora={str(file)!r}`."
+        )
     if not is_clip_model_in_single_file(CLIPTextModel, tensors):
         raise InvalidValueError(
             f"{file} has no text encoder that diffusers reads. Pass the whole checkpoint, or a "
@@ -117,15 +124,14 @@ def _header(file: Path) -> dict[str, torch.Tensor]:
     return tensors
 
 
-def _fetched(name: str) -> Path:
+def _fetched(text: str) -> Path:
     """Return a folder of the hub without its weights, from this machine's cache if it is there."""
-    from huggingface_hub import snapshot_download
-
-    with needs_the_hub(f"the settings {name!r}"):
-        folder = Path(snapshot_download(name, allow_patterns=_SETTINGS))
-    if not (folder / "model_index.json").is_file():
-        raise AccessError(f"{name!r} on the hub has no model_index.json: it is not a pipeline.")
-    return folder
+    name = HubName.read(text)
+    if name is None:
+        raise OptionError("config", text, "there is no such folder.")
+    repository = Repository.find(name)
+    repository.check("model_index.json")
+    return repository.fetch(file for file in repository.files if file.endswith(_SETTINGS))
 
 
 def _check_finite(path: Path, models: Mapping[str, nn.Module], dtype: torch.dtype) -> None:

@@ -112,7 +112,7 @@ FURTHER = [  # the last ones wait for an answer until they give up
     ("acme/missing/acme_v7.safetensors", "first", 2, "name"),
     ("acme/private", "expired", 2, "HF_TOKEN"),
     ("acme/private", "cached", 0, "private"),
-    ("acme/gated", "cached", 0, "gated"),
+    ("acme/gated", "cached", 0, ""),
     ("acme/fp16", "cached offline", 0, "fp16"),
     ("acme/fp16", "503", 1, "503"),
     ("acme/both --variant fp16", "cached offline", 0, ""),

@@ -19,8 +19,11 @@ from sdattn.files.records import read_record
 from sdattn.loading.digests import digest_model
 from sdattn.loading.folder import PipelineFolder, _large, fitting_scheduler, quantized
 from sdattn.loading.options import LoadingOptions, device_of, options_of
+from sdattn.loading.weights import PipelineFiles
 from sdattn.models.families import registered
 from sdattn.runs.info import RunSettings
+
+NO_FILES = PipelineFiles([], [], None)
 
 
 @pytest.fixture(scope="module")
@@ -137,12 +140,13 @@ def test_bits_are_for_the_denoiser_and_large_text_encoders(whole_model):
         "vae": ["diffusers", "AutoencoderKL"],
     }
     eight = LoadingOptions(quantization="8bit")
-    asked = quantized(PipelineFolder(whole_model, index, eight), torch.bfloat16)
+    asked = quantized(PipelineFolder(whole_model, index, eight, NO_FILES), torch.bfloat16)
     mapping = asked["quantization_config"].quant_mapping
     homes = {name: type(one).__module__.partition(".")[0] for name, one in mapping.items()}
     assert homes == {"transformer": "diffusers", "text_encoder_2": "transformers"}
     assert all(one.load_in_8bit and not one.load_in_4bit for one in mapping.values())
-    assert quantized(PipelineFolder(whole_model, index, LoadingOptions()), torch.bfloat16) == {}
+    plain = PipelineFolder(whole_model, index, LoadingOptions(), NO_FILES)
+    assert quantized(plain, torch.bfloat16) == {}
 
 
 @pytest.mark.parametrize("second", [None, "WanTransformer3DModel"])

@@ -4,7 +4,7 @@ import json
 
 import pytest
 import torch
-from diffusers import DDPMPipeline, DiffusionPipeline, UNet2DModel
+from diffusers import DDPMPipeline, UNet2DModel
 from helpers.matrix import ROWS, WAYS, few_are_quick
 from helpers.tiny_pipelines import make_pipeline, make_scheduler
 from helpers.transformer_rows import sana, sd3
@@ -120,29 +120,3 @@ def test_a_folder_that_cannot_be_loaded_is_told(tmp_path):
     (folder / "unet" / "config.json").unlink()
     with pytest.raises(OSError, match=r"config\.json"):
         load_pipeline(folder, device="cpu")
-
-
-@pytest.mark.slow
-def test_a_model_of_the_hub_keeps_its_name(tmp_path, monkeypatch):
-    make_pipeline().save_pretrained(tmp_path)
-    asked = []
-
-    def download(name, **options):
-        asked.append((name, options))
-        return str(tmp_path)
-
-    monkeypatch.setattr(DiffusionPipeline, "download", download)
-    loaded = load_pipeline("owner/name", device="cpu")
-    of_its_own = {"variant": None, "revision": None}
-    options = {"use_safetensors": True, "trust_remote_code": False, **of_its_own}
-    assert asked == [("owner/name", options)]
-    assert loaded.name_or_path == "owner/name"
-
-
-def test_the_hub_s_folder_is_judged_like_any_other(tmp_path, monkeypatch):
-    make_pipeline().save_pretrained(tmp_path)
-    index = tmp_path / "model_index.json"
-    index.write_text(index.read_text().replace('"transformers"', '"pathlib"'))
-    monkeypatch.setattr(DiffusionPipeline, "download", lambda *_, **__: str(tmp_path))
-    with pytest.raises(ValueError, match="asks for code"):
-        load_pipeline("owner/name", device="cpu")

@@ -273,7 +273,7 @@ def test_a_checkpoint_without_a_part_is_refused_and_no_weights_are_the_folders(
 
 
 OTHERS = {
-    "a LoRA": ({"unet.down_blocks.0.to_q.lora_A.weight": (2, 8)}, "no text encoder.*`lora`"),
+    "a LoRA": ({"unet.down_blocks.0.to_q.lora_A.weight": (2, 8)}, "is a LoRA.*`lora="),
     "a VAE": ({"encoder.conv_in.weight": (8, 3, 3, 3)}, "no text encoder"),
     "a text encoder": ({f"{CLIP}embeddings.position_embedding.weight": (77, 8)}, "`config`"),
     "a UNet": ({FIRST: (8, 4, 3, 3)}, "no text encoder"),

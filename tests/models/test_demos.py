@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 
 import sdattn
 from demos.moving import goes_right
-from sdattn.loading.pipelines import LENT
+from sdattn.loading.folder import LENT
 from sdattn.models.demos import DEMOS, HOME, demo_named, demo_of
 from sdattn.models.denoiser import find_denoiser
 from sdattn.runs.report import report
