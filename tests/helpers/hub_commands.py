@@ -94,13 +94,14 @@ class HubCommands:
             return
         shutil.copytree(copy, self.home, symlinks=True)
 
-    def run(self, *arguments: str, disk_is_full: bool = False, **variables: str) -> Done:
-        """Run a command to its end; ``variables`` are those of its environment."""
-        return self.wait(self.start(*arguments, disk_is_full=disk_is_full, **variables))
+    def run(self, *arguments: str, disk: str = "", **variables: str) -> Done:
+        """Run a command to its end; ``variables`` are those of its environment, and the disk may
+        be ``"full"``, or ``"filling"`` while it still says that there is space."""
+        return self.wait(self.start(*arguments, disk=disk, **variables))
 
-    def start(self, *arguments: str, disk_is_full: bool = False, **variables: str) -> int:
+    def start(self, *arguments: str, disk: str = "", **variables: str) -> int:
         """Start a command, and return the id of its process."""
-        asked = {"arguments": arguments, "variables": variables, "disk_is_full": disk_is_full}
+        asked = {"arguments": arguments, "variables": variables, "disk": disk}
         pid: int = self._ask("start", **asked)
         return pid
 
@@ -153,14 +154,14 @@ def _wait(pid: int) -> dict[str, Any]:
     return {"code": code, "out": out, "err": err}
 
 
-def _run(arguments: list[str], variables: dict[str, str], disk_is_full: bool) -> None:
+def _run(arguments: list[str], variables: dict[str, str], disk: str) -> None:
     """Run a command in this process, and end it."""
     signal.alarm(_LIMIT)
     os.environ.update(variables)
     _import_again(variables)
     _shorten_waits()
-    if disk_is_full:
-        _fill_the_disk()
+    if disk:
+        _fill_the_disk(is_known=disk == "full")
     from sdattn import cli
 
     sys.argv = ["sdattn", *arguments]
@@ -182,8 +183,8 @@ def _import_again(variables: dict[str, str]) -> None:
     endpoint = huggingface_hub.constants.ENDPOINT
     for module in list(sys.modules.values()):
         for name, value in list(vars(module).items()):
-            if name == "HF_HUB_OFFLINE" and name in variables:
-                setattr(module, name, True)
+            if name in variables and isinstance(value, int):
+                setattr(module, name, type(value)(int(variables[name])))
             elif type(value) is str and value.startswith(endpoint) and "HF_ENDPOINT" in variables:
                 setattr(module, name, value.replace(endpoint, variables["HF_ENDPOINT"]))
     huggingface_hub.hf_api.api.endpoint = huggingface_hub.constants.ENDPOINT
@@ -195,8 +196,9 @@ def _shorten_waits() -> None:
     time.sleep = lambda seconds: sleep(seconds / 100)
 
 
-def _fill_the_disk() -> None:
-    """Let no byte of a download be written, as on a disk without space."""
+def _fill_the_disk(*, is_known: bool) -> None:
+    """Let no byte of a download be written, as on a disk without space; ``is_known`` also says so
+    to those who ask."""
     open_path = Path.open
     usage = shutil.disk_usage
 
@@ -205,4 +207,5 @@ def _fill_the_disk() -> None:
         return open_path(full, *args, **kwargs)
 
     Path.open = open_full  # type: ignore[method-assign]
-    shutil.disk_usage = lambda path: usage(path)._replace(free=0)  # type: ignore[assignment]
+    if is_known:
+        shutil.disk_usage = lambda path: usage(path)._replace(free=0)  # type: ignore[assignment]

@@ -118,7 +118,8 @@ class HubServer:
         delay: seconds that pass before each answer.
         bytes_per_second: how fast files come.
         cut_after: bytes of a file after which its connection is closed, ``cuts`` times.
-        stall_after: bytes of a file after which nothing more comes; ``has_stalled`` is set then.
+        stall_after: bytes of a file after which nothing more comes, ``stalls`` times;
+            ``has_stalled`` is set then.
 
     ``requests`` are those that came, in their order.
     """
@@ -141,6 +142,7 @@ class HubServer:
         self.cut_after: int | None = None
         self.cuts = 1000
         self.stall_after: int | None = None
+        self.stalls = 1000
         self.requests.clear()
         self.has_stalled.clear()
 
@@ -336,7 +338,8 @@ class _Handler(BaseHTTPRequestHandler):
                 hub.cuts -= 1
                 self.close_connection = True
                 return
-            if hub.stall_after is not None and start >= hub.stall_after:
+            if hub.stall_after is not None and start >= hub.stall_after and hub.stalls > 0:
+                hub.stalls -= 1
                 hub.stall()
             self.wfile.write(data[start : start + _CHUNK])
             if hub.bytes_per_second is not None:
