@@ -38,6 +38,8 @@ VARIABLES = {  # HUB is the hub's own address
     "expired": {"HF_TOKEN": "expired"},
     "proxy": {"HF_ENDPOINT": "https://hub.invalid", "HTTPS_PROXY": "HUB"},
     "unplugged": {"HF_ENDPOINT": "http://127.0.0.1:1"},
+    "silent": {"HF_HUB_ETAG_TIMEOUT": "1"},
+    "stalled": {"HF_HUB_DOWNLOAD_TIMEOUT": "1"},
 }
 
 # What follows --model; the situation; the exit code; a word of the one line that is printed, which
@@ -241,7 +243,7 @@ def test_parts_that_another_process_still_writes_stay(commands):
     """Both variants are in the same folder of the cache."""
     commands.hub.stall_after = 1 << 15
     commands.hub.stalls = 1
-    first = commands.start(*DRAW, "acme/both", "-q", HF_HUB_DOWNLOAD_TIMEOUT="60")
+    first = commands.start(*DRAW, "acme/both", "-q", HF_HUB_DOWNLOAD_TIMEOUT="100")
     assert commands.hub.has_stalled.wait(30)
     assert commands.run(*DRAW, "acme/both", "--variant", "fp16", "-q").code == 0
     assert commands.parts() != []
