@@ -132,9 +132,8 @@ FURTHER = [  # the last ones wait for an answer until they give up
     ("acme/sd", "stalled", 1, "connection"),
 ]
 # Files with weights that are fetched, where others are next to them or in the cache. None are for
-# what is refused, but for a LoRA that nothing except its own header tells from a checkpoint.
+# what is refused.
 FETCHED = {
-    ("acme/lora-bare", "first"): ["style.safetensors"],
     ("acme/sd", "partial"): [f"unet/{WEIGHTS}"],
     ("acme/sd", "cached offline"): [],
     ("acme/stray", "first"): [
