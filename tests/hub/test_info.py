@@ -45,9 +45,7 @@ def test_it_says_the_same_as_once_the_model_is_here(commands, name):
 
     repository = commands.hub.repositories[name]
     files = {file: (repository.folder / file).stat().st_size for file in repository.files()}
-    missing = [
-        size for file, size in files.items() if ".safetensors" in file
-    ]  # lists of shards too
+    missing = [size for file, size in files.items() if ".safetensors" in file]
     weights = [size for file, size in files.items() if file.endswith(".safetensors")]
     assert (hub["files"], hub["bytes"]) == (len(missing), sum(missing))
     assert (hub["license"], hub["gated"]) == ("mit", False)
