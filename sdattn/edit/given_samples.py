@@ -1,4 +1,5 @@
-"""`passes_from_given()`: the steps in which a scheduler goes on from the sample that it is given.
+"""Steps in which a scheduler goes on from the sample that it is given: who changes latents between
+two steps asks for them before the run.
 
 Some keep a sample of their own and go on from that: the corrector of UniPC and SASolver from the
 last step's; second-order schedulers, singlestep DPM-Solver and PNDM's Runge-Kutta calls from the
@@ -15,8 +16,32 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..errors import InvalidTypeError
+from ..models.facts import PipelineFacts, scheduler_of_run
+from ..models.pipeline import Options
+
 _APART = 1e-3  # of the distance between samples; rounding stays far below
 _SHAPE = (1, 1, 2, 2)
+
+
+OTHERS = (
+    "Set pipe.scheduler to one that goes on from what it is given, such as "
+    "DPMSolverMultistepScheduler or EulerDiscreteScheduler; for a flow, "
+    "FlowMatchEulerDiscreteScheduler."
+)
+
+
+def asked_scheduler(facts: PipelineFacts, options: Options) -> tuple[int, frozenset[int]]:
+    """Return the number of a run's passes, and those in which the scheduler goes on from the
+    latents that it is given; refuse a scheduler that cannot be asked."""
+    try:
+        scheduler = scheduler_of_run(facts, options)
+        return len(scheduler.timesteps), passes_from_given(scheduler)
+    except Exception as error:  # any error: its methods take other arguments, or other samples
+        raise InvalidTypeError(
+            f"Whether a {type(facts.pipe.scheduler).__name__} goes on from latents that were moved "
+            f"cannot be asked ({error}). {OTHERS}"
+        ) from error
 
 
 def passes_from_given(scheduler: Any) -> frozenset[int]:

@@ -20,13 +20,14 @@ from ..errors import (
 )
 from ..follow.run_part import RunPart, Span
 from ..maps.heatmaps import Heatmaps
+from ..models.caches import is_cached
 from ..models.denoiser_call import is_compiled
-from ..models.facts import PipelineFacts, scheduler_of_run
+from ..models.facts import PipelineFacts
 from ..models.families import edits_of
 from ..models.pipeline import Options
 from ..models.values import whole
 from ..prompts.tokens import Prompt
-from .given_samples import passes_from_given
+from .given_samples import OTHERS
 from .losses import Loss
 
 OWN = (
@@ -54,6 +55,11 @@ def check_guided(facts: PipelineFacts, prompt: object, options: Options) -> None
         raise InvalidTypeError(
             f"The {type(model).__name__} is compiled, and a graph that records attention with its "
             "gradient would be another one. Pass the pipeline before it is compiled."
+        )
+    if is_cached(facts.denoiser):
+        raise InvalidTypeError(
+            f"A cache of diffusers is on in the {type(model).__name__}, which would count the "
+            "calls for the losses as steps of the run. Turn it off before, disable_cache()."
         )
     if getattr(model, "is_gradient_checkpointing", False):
         raise InvalidTypeError(
@@ -130,26 +136,6 @@ def chosen_steps(steps: Span, passes: int) -> frozenset[int]:
     return steps_in_part
 
 
-_OTHERS = (
-    "Set pipe.scheduler to one that goes on from what it is given, such as "
-    "DPMSolverMultistepScheduler or EulerDiscreteScheduler; for a flow, "
-    "FlowMatchEulerDiscreteScheduler."
-)
-
-
-def asked_scheduler(facts: PipelineFacts, options: Options) -> tuple[int, frozenset[int]]:
-    """Return the number of a run's passes, and those in which the scheduler goes on from the
-    latents that it is given; refuse a scheduler that cannot be asked."""
-    try:
-        scheduler = scheduler_of_run(facts, options)
-        return len(scheduler.timesteps), passes_from_given(scheduler)
-    except Exception as error:  # any error: its methods take other arguments, or other samples
-        raise InvalidTypeError(
-            f"Whether a {type(facts.pipe.scheduler).__name__} goes on from latents that were moved "
-            f"cannot be asked ({error}). {_OTHERS}"
-        ) from error
-
-
 def kept_moves(scheduler: Any, chosen: frozenset[int], given: frozenset[int]) -> frozenset[int]:
     """Return the ``chosen`` steps that are ``given`` their latents; warn of others, where moves
     would be lost, and refuse to lose all of them."""
@@ -158,13 +144,13 @@ def kept_moves(scheduler: Any, chosen: frozenset[int], given: frozenset[int]) ->
     if not found:
         raise InvalidTypeError(
             f"A {kind} goes on from samples of its own in all of the {len(chosen)} chosen steps, "
-            f"so the moves of the latents would be lost. {_OTHERS}"
+            f"so the moves of the latents would be lost. {OTHERS}"
         )
     if lost := len(chosen) - len(found):
         warn(
             f"A {kind} goes on from samples of its own in {lost} of the {len(chosen)} chosen "
             f"steps, where moves of the latents would be lost. They are moved before the other "
-            f"{len(found)} alone. {_OTHERS}",
+            f"{len(found)} alone. {OTHERS}",
             SdattnWarning,
         )
     return found

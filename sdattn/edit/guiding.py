@@ -38,10 +38,10 @@ from ..models.pipeline_call import one_at_a_time
 from ..runs.preparing import Order, loaded_facts, prepare
 from ..runs.run import Run
 from ..runs.sampling import sample
+from .given_samples import asked_scheduler
 from .guide_checks import (
     OWN,
     SET_HERE,
-    asked_scheduler,
     check_guided,
     checked_count,
     checked_number,
@@ -101,10 +101,10 @@ def guide(
         Run: the image, with the heatmaps of the run that drew it.
 
     Raises:
-        TypeError: another kind of pipeline, a compiled model, or one with gradient checkpointing; a
-            loss that is no function of the maps, a scheduler that goes on from samples of its own
-            in all chosen steps (UniPC), latents that take no gradient through the model (some
-            quantized ones).
+        TypeError: another kind of pipeline; a compiled model, one with gradient checkpointing or a
+            cache; a loss that is no function of the maps; a scheduler that goes on from samples of
+            its own in all chosen steps (UniPC); latents that take no gradient through the model
+            (some quantized ones).
         ValueError: an impossible number, box or option, steps with none in them, losses that cancel
             each other. :class:`sdattn.NotFiniteError`, a subclass, for latents or maps with NaN or
             infinity.

@@ -13,8 +13,7 @@ import torch
 from diffusers.schedulers.scheduling_utils import SchedulerMixin
 from helpers.tiny_pipelines import small_pipeline
 
-from sdattn.edit.given_samples import passes_from_given
-from sdattn.edit.guide_checks import asked_scheduler
+from sdattn.edit.given_samples import asked_scheduler, passes_from_given
 from sdattn.models.facts import PipelineFacts
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # diffusers' own

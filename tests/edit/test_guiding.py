@@ -11,6 +11,7 @@ from diffusers import (
     DDIMScheduler,
     DPMSolverSinglestepScheduler,
     EulerDiscreteScheduler,
+    FirstBlockCacheConfig,
     HeunDiscreteScheduler,
     PNDMScheduler,
     RePaintScheduler,
@@ -210,6 +211,12 @@ def checkpointing():
     return pipe
 
 
+def cached():
+    pipe, _ = flow("FLUX.1")
+    pipe.transformer.enable_cache(FirstBlockCacheConfig(threshold=0.5))
+    return pipe
+
+
 def scheduled(kind, **options):
     pipe = small_pipeline()
     pipe.scheduler = kind.from_config(pipe.scheduler.config, **options)
@@ -239,6 +246,7 @@ def scheduled(kind, **options):
         (ValueError, "itertions.*Did you mean 'iterations'", {"itertions": 3}),
         (ValueError, "'nice'", {"maps": "nice"}),
         (TypeError, "compiled", {"pipe": compiled}),
+        (TypeError, r"cache of diffusers is on.*disable_cache\(\)", {"pipe": cached}),
         (TypeError, "checkpointing.*disable_gradient_checkpointing", {"pipe": checkpointing}),
         (ValueError, "2 losses, which cancel each other, is 1 what", {"losses": OPPOSITES}),
         (ValueError, "The loss is 1 whatever", {"losses": [lambda maps: 0 * LOSS(maps) + 1]}),
