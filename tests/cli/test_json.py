@@ -56,6 +56,25 @@ def test_a_failure_is_an_object_too(invoke, model):
     assert (code, out) == (2, "") and "Usage" in err
 
 
+@pytest.mark.parametrize("broken", ["sdattn.runs.sampling.heatmaps_of", "sdattn.runs.run.save_run"])
+def test_images_that_were_drawn_before_an_error_are_saved(invoke, model, monkeypatch, broken):
+    def fails(*given, **options):
+        raise OSError(28, "No space left on device", "run")
+
+    Path("outputs").mkdir()
+    Path("outputs/unfinished-1.png").write_text("another's")
+    with monkeypatch.context() as spoilt:
+        spoilt.setattr(broken, fails)
+        code, out, err = generate(invoke, model, "--json", "--out", "run")
+    assert code == 1
+    said = only(out)
+    assert said["images"] == ["outputs/unfinished-2.png"]
+    assert "drawn before is in outputs/unfinished-2.png" in err and "disk of run" in err
+    assert generate(invoke, model, "--out", "run")[0] == 0
+    found = Image.open("outputs/unfinished-2.png")
+    assert found.tobytes() == Image.open("run/image.png").tobytes()
+
+
 @pytest.mark.slow
 def test_quiet_prints_nothing_but_what_is_wrong(invoke, model):
     assert generate(invoke, model, "--quiet", "--out", "run") == (0, "", "")
