@@ -8,9 +8,10 @@ import pytest
 import torch
 from diffusers import FirstBlockCacheConfig
 from helpers.newer import newer
+from helpers.refusals import refused_unrun
 from helpers.transformer_rows import flux, pixart, qwen_image
 
-from sdattn import CaptureError, CaptureWarning, capture, generate
+from sdattn import CaptureError, CaptureWarning, capture, generate, knockout
 from sdattn.maps.presets import PRESETS
 from sdattn.models.denoiser import find_denoiser
 
@@ -194,6 +195,12 @@ def test_the_negative_prompt_has_maps_of_the_steps_that_it_ran_in():
     with pytest.warns(CaptureWarning, match="did not run once"):
         run = generate(pipe, PROMPT, **options, **SMALL, **GUIDED)
     assert [*run[0].more] == ["negative"]
+
+
+def test_no_word_is_removed_from_rows_that_are_others_in_some_steps():
+    pipe = faster_cached()
+    with refused_unrun(pipe, "FasterCache.*disable_cache", TypeError):
+        knockout(pipe, PROMPT, "cat", **SMALL)
 
 
 # -- images in errors -----------------------------------------------------------------------------
