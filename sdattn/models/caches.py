@@ -15,7 +15,7 @@ def is_cached(denoiser: Denoiser) -> bool:
     for model in (denoiser.model, denoiser.stands_in):
         for module in () if model is None else unwrapped(model).modules():
             # Of diffusers' hooks the caches alone remember earlier calls.
-            if any(getattr(hook, "_is_stateful", False) for hook in _hooks(module).values()):
+            if any(hook._is_stateful for hook in _hooks(module).values()):
                 return True
     return False
 

@@ -207,3 +207,11 @@ def test_moves_that_arrive_are_as_large_at_the_end_as_the_exact_way_makes_them(w
             assert ratio == pytest.approx(1, abs=0.15)
         else:
             assert abs(ratio) < 0.3
+
+
+@pytest.mark.parametrize("sigmas", ["use_karras_sigmas", "use_lu_lambdas"])
+def test_timesteps_that_stand_twice_are_known_by_their_place(sigmas):
+    made = schedulers()["DPMSolverMultistepScheduler"](**{sigmas: True, "solver_order": 3})
+    made.set_timesteps(120)
+    assert len(made.timesteps.unique()) < 120
+    assert passes_from_given(made) == {*range(120)}

@@ -185,11 +185,12 @@ def test_nothing_is_left_behind():
 def test_without_losses_or_length_it_is_the_plain_run():
     pipe, options = PIPELINES["SD"]()
     plain = sdattn.generate(pipe, PROMPT, seed=7, **options)
-    for losses, scale in (([], 0.05), ([LOSS], 0)):
+    satisfied = [lambda heatmaps: 0 * LOSS(heatmaps)]
+    for losses, scale in (([], 0.05), ([LOSS], 0), (satisfied, 0.05)):
         run = guide(pipe, PROMPT, losses, seed=7, scale=scale, **options)
         assert np.array_equal(pixels(run), pixels(plain))
         assert torch.equal(run[0].heatmaps.maps, plain[0].heatmaps.maps)
-        assert not run[0].settings.options_left_out
+        assert bool(run[0].settings.options_left_out) == (losses is satisfied)
     guided = guide(pipe, PROMPT, LOSS, seed=7, **options)  # one loss needs no list
     assert "losses" in guided[0].settings.options_left_out
 
