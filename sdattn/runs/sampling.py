@@ -307,8 +307,8 @@ def _tell_of_cache(asked: MapStore, early: MapStore) -> None:
         numbers.update(calls)
     text = (
         f"A cache left out {len(asked.missing())} of {len(asked.layers)} watched layers in all of "
-        f"the steps that the preset reads, {asked.steps}. The maps are of the last steps before in "
-        f"which the layers ran, {' and '.join(str(number + 1) for number in sorted(numbers))} of "
+        f"the steps that the preset reads, {asked.steps}. The maps are of earlier ones in which the "
+        f"layers ran: {' and '.join(str(number + 1) for number in sorted(numbers))} of "
         f"{len(asked.passes)}. Draw more steps, or turn the cache off."
     )
     if missing := early.missing():
