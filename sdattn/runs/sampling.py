@@ -305,11 +305,11 @@ def _tell_of_cache(asked: MapStore, early: MapStore) -> None:
     numbers = set[int]()
     for calls in early.seen.values():
         numbers.update(calls)
+    steps = " and ".join(str(number + 1) for number in sorted(numbers))
     text = (
         f"A cache left out {len(asked.missing())} of {len(asked.layers)} watched layers in all of "
-        f"the steps that the preset reads, {asked.steps}. The maps are of earlier ones in which the "
-        f"layers ran: {' and '.join(str(number + 1) for number in sorted(numbers))} of "
-        f"{len(asked.passes)}. Draw more steps, or turn the cache off."
+        f"the steps that the preset reads, {asked.steps}. The maps are of earlier steps in which "
+        f"the layers ran: {steps} of {len(asked.passes)}. Draw more steps, or turn the cache off."
     )
     if missing := early.missing():
         text += f" {len(missing)} layers ran in none of them and have no map: {', '.join(missing)}."
