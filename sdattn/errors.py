@@ -15,7 +15,7 @@ import pickle
 import sys
 import traceback
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import wraps
 from importlib import import_module
 from inspect import signature
@@ -27,7 +27,14 @@ Made = TypeVar("Made")
 
 
 class SdattnError(Exception):
-    """Something that sdattn refuses, or could not do. Each kind is also a builtin exception."""
+    """Something that sdattn refuses, or could not do. Each kind is also a builtin exception.
+
+    Attributes:
+        images: PIL images that were drawn before a later error of the same call, for videos lists
+            of frames; empty if there are none. Any other error of such a call has them too.
+    """
+
+    images: Sequence[Any] = ()
 
     def __str__(self) -> str:  # Python would show a KeyError's repr
         return str(self.args[0]) if self.args else ""

@@ -3,7 +3,9 @@
 import re
 import sys
 import traceback
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError
+from pathlib import Path
 from typing import Any
 
 from ..errors import (
@@ -53,6 +55,27 @@ def failure(error: Exception, command: Any = None) -> str:
         return f"sdattn: {visible(reason(error, command))}"
     lines = visible("".join(traceback.format_exception(error)))
     return f"{lines}{_versions()}\nsdattn: {_REPORT}"
+
+
+def save_drawn(error: Exception, folder: Path) -> list[str]:
+    """Save what an error has in its ``images`` as ``unfinished-N.png`` (videos as animated WebP) in
+    a folder, under names that are free, and return these; one colour alone is not saved (NaN comes
+    out black). Where the folder cannot be written nothing is saved."""
+    saved: list[str] = []
+    for drawn in getattr(error, "images", ()):
+        first, *rest = [drawn] if hasattr(drawn, "getcolors") else drawn
+        if first.getcolors(1):
+            continue
+        suffix = ".webp" if rest else ".png"
+        with suppress(OSError):
+            folder.mkdir(parents=True, exist_ok=True)
+            number = 1
+            while (path := folder / f"unfinished-{number}{suffix}").exists():
+                number += 1
+            further = {"save_all": True, "append_images": rest, "duration": 125} if rest else {}
+            first.save(path, **further)
+            saved.append(str(path))
+    return saved
 
 
 def reason(error: Exception, command: Any = None) -> str:

@@ -13,7 +13,7 @@ import typer
 
 from ..errors import SdattnWarning
 from ..files.terminal import say, two_digits, visible
-from .failures import exit_code, failure, reason
+from .failures import exit_code, failure, reason, save_drawn
 from .flags import spelled
 
 if TYPE_CHECKING:
@@ -89,6 +89,9 @@ class Output:
         except Exception as error:
             self.answer({"error": reason(error, command)})
             print(failure(error, command), file=sys.stderr)
+            if saved := save_drawn(error, Path("outputs")):
+                self.answer({"images": saved})
+                say(f"what was drawn before is in {', '.join(saved)}")
             raise typer.Exit(exit_code(error)) from error
         finally:
             if self.as_json and self._document:
@@ -118,7 +121,11 @@ def save_run(output: Output, run: "Run", folder: Path, *, force: bool) -> list[P
         settings = replace(one.settings, command=output.command)
         with_command.append(replace(one, settings=settings))
     run.image_runs = with_command
-    return run.save(folder, force=force)
+    try:
+        return run.save(folder, force=force)
+    except Exception as error:
+        vars(error)["images"] = run.videos or run.images  # see answering()
+        raise
 
 
 def print_run(output: Output, run: "Run", folders: list[Path]) -> None:

@@ -23,6 +23,7 @@ from ..follow.passes import CaptureError, CaptureWarning, Pass
 from ..follow.run import Subscriber, follow
 from ..follow.run_part import RunPart, Span
 from ..look.unknown_processors import is_plain
+from ..models.caches import may_run_prompts_alone
 from ..models.denoiser import find_denoiser
 from ..models.denoiser_call import DenoiserCall, Size, innermost
 from ..models.guidance import Order, guided_order
@@ -184,6 +185,12 @@ def check_removal(
     """Return the checked part of the run; refuse all that :class:`Removal` refuses before it."""
     guided_order(pipe)
     denoiser = find_denoiser(pipe)
+    if may_run_prompts_alone(denoiser.model):
+        raise InvalidTypeError(
+            f"FasterCache is on in the {type(denoiser.model).__name__}, which leaves the negative "
+            "prompt's rows out in some steps, so the rows that lose a word are others there. Turn "
+            "it off, disable_cache(). capture() can watch it."
+        )
     chosen = select_layers(denoiser.layers, layers, TEXT_KINDS)
     joint = [layer for layer in chosen if layer.kind == "joint"]
     if queries not in ("image", "all", None):

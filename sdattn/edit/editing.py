@@ -15,7 +15,14 @@ from ..control.controllers import (
     step_end,
 )
 from ..control.registration import register_attention_control
-from ..errors import InvalidValueError, OptionError, option_names, refuse
+from ..errors import (
+    InvalidValueError,
+    OptionError,
+    SdattnWarning,
+    option_names,
+    refuse,
+    warn,
+)
 from ..files.records import plain
 from ..follow.run_part import Span
 from ..inversion.invert import Inversion, psnr
@@ -31,6 +38,7 @@ from ..runs.editrun import EditRun
 from ..runs.info import Edited
 from ..runs.preparing import Order, loaded_facts, prepare
 from ..runs.sampling import sample
+from .given_samples import OTHERS, asked_scheduler
 
 Mode = Literal["auto", "replace", "refine", "reweight"]
 
@@ -178,11 +186,27 @@ def plan_edit(
         weights=asked.weights or {},
     )
     control = _controller(order, asked)
+    if control.local_blend is not None:
+        _tell_of_lost_blends(order, control.local_blend.start)
     order = replace(order, options={**order.options, "callback_on_step_end": step_end(control)})
     settings = {name: value for name, value in vars(asked).items() if name != "max_self_queries"}
     targets = [prompt.text for prompt in read[1:]]
     edited = Edited(prompt=source, targets=targets, **plain(settings))
     return EditPlan(order, control, known.layers(facts.denoiser.layers), edited)
+
+
+def _tell_of_lost_blends(order: Order, start: int) -> None:
+    """Warn if the scheduler does not go on from latents that are blended from pass ``start`` on."""
+    passes, given = asked_scheduler(order.facts, order.options)
+    blended = range(start + 1, passes)  # the passes that get them
+    lost = len(set(blended) - given)
+    if lost:
+        warn(
+            f"A {type(order.facts.pipe.scheduler).__name__} goes on from samples of its own in "
+            f"{lost} of the {len(blended)} steps after a blend, so the blend of latents is lost "
+            f"there, and the images may differ where `blend` keeps them alike. {OTHERS}",
+            SdattnWarning,
+        )
 
 
 def _of_inversion(source: str, inversion: Inversion | None, options: Options) -> dict[str, object]:

@@ -7,6 +7,7 @@ to the latents, and the latents go down the gradient of the losses. Sources: Che
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
@@ -23,19 +24,21 @@ from ..follow.passes import Pass
 from ..follow.run import Subscriber, follow
 from ..follow.run_part import Span
 from ..inversion.nulltext import frozen, rows_of
-from ..keep.keep import Steps
+from ..keep.keep import Keep
 from ..maps.aggregation import aggregate, finish
 from ..maps.capture import capture_kept
 from ..maps.heatmaps import Heatmaps
 from ..maps.presets import Preset, preset_for
 from ..maps.requirements import capture_settings
 from ..models.denoiser_call import arguments
-from ..models.facts import latent_size, model_passes
+from ..models.facts import latent_size
+from ..models.finite import check_latents, check_maps
 from ..models.pipeline import Model, Pipeline
 from ..models.pipeline_call import one_at_a_time
 from ..runs.preparing import Order, loaded_facts, prepare
 from ..runs.run import Run
 from ..runs.sampling import sample
+from .given_samples import asked_scheduler
 from .guide_checks import (
     OWN,
     SET_HERE,
@@ -43,6 +46,8 @@ from .guide_checks import (
     checked_count,
     checked_number,
     chosen_steps,
+    is_flat,
+    kept_moves,
     tried_losses,
 )
 from .losses import Loss
@@ -81,7 +86,7 @@ def guide(
         prompt: one text. One image is drawn.
         losses: functions of the coming step's :class:`sdattn.Heatmaps` that return a scalar tensor,
             0 if all is as asked: :func:`inside`, :func:`boxdiff`, :func:`excite`, :func:`apart`, or
-            your own. They are tried on even maps before anything runs.
+            your own. They are tried on random maps before anything runs.
         seed: as for :func:`sdattn.generate`.
         scale: length of a move: its root mean square in the latents as the model gets them, of
             about 1. With 0, or without losses, the image is the one of :func:`sdattn.generate`.
@@ -96,12 +101,20 @@ def guide(
         Run: the image, with the heatmaps of the run that drew it.
 
     Raises:
-        TypeError: another kind of pipeline, a compiled model, a loss that is no function of the
-            maps, latents that take no gradient through the model (some quantized ones).
-        ValueError: an impossible number, box or option, steps with none in them, a scheduler that
-            calls the model several times a step.
-        KeyError: a word that is not in the prompt. All but a missing gradient are raised before the
-            first step.
+        TypeError: another kind of pipeline; a compiled model, one with gradient checkpointing or a
+            cache; a loss that is no function of the maps; a scheduler that goes on from samples of
+            its own in all chosen steps (UniPC); latents that take no gradient through the model
+            (some quantized ones).
+        ValueError: an impossible number, box or option, steps with none in them, losses that cancel
+            each other. :class:`sdattn.NotFiniteError`, a subclass, for latents or maps with NaN or
+            infinity.
+        KeyError: a word that is not in the prompt.
+        RuntimeError: a loss, or its gradient, that is not finite or zero for the maps of this run.
+
+    What the run itself shows (numbers that are not finite, a missing gradient) is raised while it
+    runs, all else before the first step. In steps in which the scheduler goes on from a sample of
+    its own (every second call of Heun, PNDM's second) latents are not moved, with a
+    :class:`sdattn.SdattnWarning`.
     """
     of_call: dict[str, Any] = {"seed": seed, "preset": preset, "refine": refine}
     of_call |= {"max_bytes": max_bytes, "own": OWN}
@@ -111,17 +124,26 @@ def guide(
     if len(order.seeds) != 1:
         text = "one image is guided at a time. Call `guide()` once for each seed."
         raise OptionError("num_images_per_prompt", len(order.seeds), text)
+    size = latent_size(facts, order.options)
+    low = checked_number("enough", enough)
+    passes, given = asked_scheduler(facts, order.options)
+    read = preset_for(facts.denoiser, maps)
+    if read.part is not None:  # the coming step need not lie in it
+        read = replace(read, steps="mean")
+    keep = capture_settings(facts, read, order.prompts, order.options, {"grad": True})
     descent = _Descent(
         order=order,
-        losses=tried_losses(losses, order.prompts[0], latent_size(facts, order.options)),
+        losses=tried_losses(losses, order.prompts[0], size, low),
         scale=checked_number("scale", scale),
-        steps=chosen_steps(steps, model_passes(facts, order.options)),
+        steps=chosen_steps(steps, passes),
         iterations=checked_count(iterations),
-        enough=checked_number("enough", enough),
-        preset=preset_for(facts.denoiser, maps),
+        enough=low,
+        preset=read,
+        keep=keep,
     )
     with ExitStack() as undo:
         if descent.losses and descent.scale:
+            descent.steps = kept_moves(facts.pipe.scheduler, descent.steps, given)
             guided = {**order.options, **descent.begin(undo)}
             order = replace(order, options=guided, python=["losses"])
         return sample(order)
@@ -138,8 +160,10 @@ class _Descent(Subscriber):
     iterations: int
     enough: float
     preset: Preset
+    keep: Keep  # of a call for a loss
     running: dict[str, Any] = field(default_factory=dict)  # arguments of the last call, by name
     given: dict[str, Any] = field(default_factory=dict)  # the same for the prompt's rows alone
+    maps: Tensor = field(init=False)  # of the last loss, with their graph
 
     def begin(self, undo: ExitStack) -> dict[str, Any]:
         """Follow the run's calls until ``undo``; return the options that its call needs."""
@@ -169,6 +193,7 @@ class _Descent(Subscriber):
         if step + 1 not in self.steps:
             return {}
         latents = tensors["latents"].detach()
+        check_latents(latents, step + 1, pipe, self.order.options)
         timestep = pipe.scheduler.timesteps[step + 1]
         seen = self.scaled(latents, timestep)
         length = self.scale * float(latents.float().norm() / seen.float().norm())
@@ -189,7 +214,17 @@ class _Descent(Subscriber):
     def loss(self, latents: Tensor, timestep: Tensor) -> Tensor:
         """Return the sum of the losses of latents at a timestep, with its graph."""
         heatmaps = self.heatmaps(latents, timestep)
-        return torch.stack([loss(heatmaps) for loss in self.losses]).sum()
+        self.maps = heatmaps.maps
+        check_maps({"the coming step": self.maps}, self.order.facts.pipe, self.order.options)
+        values = []
+        for loss in self.losses:
+            values.append(loss(heatmaps))
+            if not math.isfinite(float(values[-1].detach())):
+                raise RunError(
+                    f"The loss {loss!r} is {float(values[-1].detach())} for maps that are finite. "
+                    "Look for a division by zero or a logarithm of zero in it."
+                )
+        return torch.stack(values).sum()
 
     def heatmaps(self, latents: Tensor, timestep: Tensor) -> Heatmaps:
         """Return the heatmaps of the prompt for latents at a timestep, with their graph."""
@@ -203,12 +238,7 @@ class _Descent(Subscriber):
             family.names.latents: self.scaled(latents, timestep),
             name: torch.full_like(torch.as_tensor(self.given[name]), at),
         }
-        keep = capture_settings(
-            order.facts, self.preset, order.prompts, order.options, {"grad": True}
-        )
-        if self.preset.part is not None:  # the coming step need not lie in it
-            keep = replace(keep, steps=Steps("mean"))
-        with capture_kept(model, keep) as store:
+        with capture_kept(model, self.keep) as store:
             model(**arguments_now)
         averaged = aggregate(store.layer_maps(self.preset), self.preset)[0]
         return finish(averaged, order.prompts[0], self.preset, store.tokens)
@@ -221,12 +251,19 @@ class _Descent(Subscriber):
                 f"The latents take no gradient through this {kind}. A quantized model may have no "
                 "backward pass: load it in float32 or bfloat16."
             )
-        (gradient,) = torch.autograd.grad(loss, latents)
+        gradient, of_maps = torch.autograd.grad(loss, (latents, self.maps), allow_unused=True)
+        is_finite = of_maps is not None and bool(of_maps.isfinite().all())
+        if not is_finite or is_flat(float(loss.detach()), self.maps, of_maps):
+            found = "zero" if of_maps is None or is_finite else "not finite"
+            raise RunError(
+                f"The gradient of the losses with respect to the maps is {found}, where their sum "
+                f"is {float(loss.detach()):.3g}, so that it does not say how to lower them. Choose "
+                "losses with a slope for all maps."
+            )
         size = gradient.float().square().mean().sqrt()
         if not 0 < float(size) < float("inf"):
             raise RunError(
-                f"The gradient of the losses through this {kind} is {float(size):g} in "
-                f"{latents.dtype}. Choose losses that change with the maps, or load the model in "
-                "float32 or bfloat16."
+                f"The losses change with the maps, but their gradient through this {kind} is "
+                f"{float(size):g} in {latents.dtype}. Load the model in float32 or bfloat16."
             )
         return (latents.detach().float() - length * gradient.float() / size).to(latents.dtype)

@@ -18,6 +18,7 @@ import torch
 
 from ..attention.joint_processor import Spans
 from ..errors import InvalidValueError
+from ..models.caches import may_run_prompts_alone
 from ..models.denoiser import Denoiser, ordered_spans
 from ..models.denoiser_call import DenoiserCall, Size, Timestep, unwrapped
 from ..models.guidance import Branch, GuidanceWatch, Order, branch_rows
@@ -114,6 +115,7 @@ class PassReader:
         call = self._family.read_call(model, args, kwargs)
         begun = Pass(call.timestep, None, call.batch, None, frame_rows=call.frame_rows)
         begun.skips_layers = call.skips_layers
+        begun.prompts_alone = may_run_prompts_alone(model)
         is_own = caller is not None and caller.pipeline is not None
         is_for_loss = is_own_call() or is_for_gradient(call)
         is_decorated = caller is not None and caller.is_decorated

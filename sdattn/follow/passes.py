@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..attention.calls import Rows, row_index
+from ..attention.calls import ALL, Rows, row_index
 from ..errors import CaptureError as CaptureError
 from ..errors import SdattnWarning
 from ..models.denoiser_call import Size, Timestep
@@ -88,6 +88,8 @@ class Pass:
         stray: caller of the model, if this pass belongs to no run; else None.
         text_changed: True if the kept rows have other text states than in the previous pass.
         text_by_frame: True if the kept frames of a video have text states of their own.
+        prompts_alone: True if layers may run on the prompts' rows alone, see
+            :func:`sdattn.models.caches.may_run_prompts_alone`.
     """
 
     given: float | Timestep
@@ -107,6 +109,7 @@ class Pass:
     stray: Stray | None = None
     text_changed: Verdict = False
     text_by_frame: Verdict = False
+    prompts_alone: bool = False
 
     @cached_property
     def timestep(self) -> float:
@@ -124,6 +127,19 @@ class Pass:
         """:attr:`rows` as an index of the batch, or None if they are all of it."""
         index = row_index(self.rows)
         return None if index == slice(0, self.batch) else index
+
+    def kept_of(self, batch: int) -> Rows | None:
+        """Return :attr:`rows` as an index of a layer's ``batch`` rows: empty if the layer ran on
+        none of them, None if it is not known which rows the layer ran on."""
+        if batch == self.batch:
+            return self.kept or ALL
+        prompts = self.prompts
+        if not self.prompts_alone or prompts is None or prompts.stop - prompts.start != batch:
+            return None
+        rows = tuple(row - prompts.start for row in self.rows)
+        if not rows or rows[0] < 0 or rows[-1] >= batch:
+            return ()
+        return row_index(rows)
 
     @property
     def of_no_prompt(self) -> bool:

@@ -12,7 +12,7 @@ from typing import TypeGuard, cast
 import torch
 from torch import Tensor
 
-from ..attention.calls import ALL, LayerCall, ProjectedCall, Rows
+from ..attention.calls import LayerCall, ProjectedCall, Rows
 from ..attention.device_copies import HostCopy, is_gpu_to_cpu
 from ..attention.plain import at_a_time
 from ..follow.passes import CaptureError, Pass
@@ -114,7 +114,8 @@ class Sum:
             return
         running = self.running
         assert running is not None
-        if call.batch != running.batch:
+        rows = running.kept_of(call.batch)
+        if rows is None:
             raise CaptureError(
                 f"{self.layer.name} ran on {call.batch} rows in a pass of {running.batch}, so "
                 "which image each row belongs to is not known. Leave this layer out (layers=…)."
@@ -122,7 +123,8 @@ class Sum:
         for kind, apart in call.rows_apart.items():
             before = self.rows_apart.get(kind, apart)
             self.rows_apart[kind] = before.fmax(apart) if before.shape == apart.shape else apart
-        rows = running.kept or ALL
+        if rows == ():  # a cache guesses what these rows would make
+            return
         if self.may_wait and running.frame_rows == 1 and may_wait(call):
             part = self._check(call, running)
             self.queue.put(self, part, call, rows)

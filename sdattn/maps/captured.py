@@ -66,7 +66,12 @@ def read_passes(store: CapturedMaps, preset: Preset) -> list[int]:
     """See :meth:`sdattn.maps.layermaps.Source.read_passes`."""
     kept = store.kept
     steps = store.keep.steps
-    if steps.last or (steps.each and preset.steps == "last"):
+    if steps.last:  # of each layer, which a cache may have left out since
+        held = set[int]()
+        for calls in store.seen.values():
+            held.update(calls)
+        return sorted(held)
+    if steps.each and preset.steps == "last":
         return kept[-1:]
     part = preset.part
     if part is None or not steps.is_all:  # a mean, or a list of steps was chosen

@@ -215,6 +215,11 @@ def images_a_prompt(pipe: Pipeline | PipelineFacts, options: Options) -> int:
 
 def model_passes(pipe: Pipeline | PipelineFacts, options: Options) -> int:
     """Return how often a run will call the model; second-order schedulers do so twice a step."""
+    return len(scheduler_of_run(pipe, options).timesteps)
+
+
+def scheduler_of_run(pipe: Pipeline | PipelineFacts, options: Options) -> Any:
+    """Return a scheduler like the pipeline's, with as many timesteps as a run will have."""
     facts = PipelineFacts.of(pipe)
     own = facts.pipe.scheduler
     # A scheduler of its own, since set_timesteps would change that of the pipeline.
@@ -222,7 +227,7 @@ def model_passes(pipe: Pipeline | PipelineFacts, options: Options) -> int:
     # A shift that depends on the image's size moves timesteps and leaves their number.
     shift = {"mu": 1.0} if scheduler.config.get("use_dynamic_shifting") else {}
     scheduler.set_timesteps(facts.option(options, "num_inference_steps"), **shift)
-    return len(scheduler.timesteps)
+    return scheduler
 
 
 def is_guided(pipe: Pipeline | PipelineFacts, options: Options) -> bool:

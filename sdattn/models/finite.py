@@ -3,6 +3,7 @@
     with watch_finite(pipe, options):    one run; raises NotFiniteError at its end
         pipe(...)
     check_maps(maps, pipe, options)      the same check for captured maps
+    check_latents(latents, 3, pipe, options)    for latents between two steps
 
 A pipeline saves NaN as black pixels without an error. Hooks that do not wait look at the numbers
 where they are made; the device is asked once, after the run. A compiled VAE is not watched, since a
@@ -68,6 +69,15 @@ def check_maps(maps: Mapping[str, Tensor], pipe: Pipeline, options: Options) -> 
             raise NotFiniteError(
                 f"The maps of {name} are not finite. {_advice(pipe, options, 'maps')}"
             )
+
+
+def check_latents(latents: Tensor, step: int, pipe: Pipeline, options: Options) -> None:
+    """Refuse (NotFiniteError) a run whose latents are not finite before a step, counted from 0."""
+    if not bool(latents.detach().isfinite().all()):
+        raise NotFiniteError(
+            f"The latents of the image are not finite after step {step}, so there will be no "
+            f"image. {_advice(pipe, options, LATENTS)}"
+        )
 
 
 def _watched(pipe: Pipeline) -> Iterator[tuple[nn.Module, str]]:

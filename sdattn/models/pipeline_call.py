@@ -5,6 +5,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from contextvars import ContextVar
 from typing import Any, ParamSpec, TypeVar
 
 import torch
@@ -51,11 +52,13 @@ _turns: weakref.WeakKeyDictionary[object, AbstractContextManager[bool]] = (
     weakref.WeakKeyDictionary()
 )  # model -> its lock
 _turns_lock = threading.Lock()
+_drawn: ContextVar[list[Any] | None] = ContextVar("_drawn", default=None)
 
 
 def one_at_a_time(function: Callable[Given, Made]) -> Callable[Given, Made]:
-    """Make calls with the same pipeline, the first argument, wait for each other, and run small
-    models in few threads, see :mod:`sdattn.models.threads`.
+    """Make calls with the same pipeline, the first argument, wait for each other, run small models
+    in few threads, see :mod:`sdattn.models.threads`, and put images that were drawn into errors,
+    see :func:`images_in_errors`.
 
     A pipeline keeps the state of its run in itself and in its scheduler, so two threads that run it
     at the same time would mix them up. Pipelines that share their model take turns as well.
@@ -65,7 +68,7 @@ def one_at_a_time(function: Callable[Given, Made]) -> Callable[Given, Made]:
     def waiting(*args: Given.args, **kwargs: Given.kwargs) -> Made:
         pipe = args[0] if args else kwargs.get("pipe")
         pipe = pipe.pipe if isinstance(pipe, PipelineFacts) else pipe
-        with turn(pipe), few_threads(pipe):
+        with turn(pipe), few_threads(pipe), images_in_errors():
             return function(*args, **kwargs)
 
     return waiting
@@ -79,6 +82,25 @@ def turn(pipe: object) -> AbstractContextManager[bool]:
             return _turns.setdefault(held_model(pipe) or pipe, threading.RLock())
         except TypeError:  # no object that could be a pipeline
             return threading.RLock()
+
+
+@contextmanager
+def images_in_errors() -> Iterator[None]:
+    """Let each error of the block have, as its ``images``, what :func:`call_pipeline` drew in it:
+    PIL images, for videos lists of frames. In a block of this kind nothing is added."""
+    if _drawn.get() is not None:
+        yield
+        return
+    images: list[Any] = []
+    outside = _drawn.set(images)
+    try:
+        yield
+    except BaseException as error:  # also where the user loses patience with the maps
+        if images:
+            vars(error)["images"] = images
+        raise
+    finally:
+        _drawn.reset(outside)
 
 
 def checked_options(
@@ -234,7 +256,7 @@ def call_pipeline(
 ) -> Any:
     """Run a pipeline on prompts; each image's noise is drawn on the CPU from its seed, see
     :func:`sdattn.models.values.seeds_of`. Raise NotFiniteError for an image that holds NaN or
-    infinity."""
+    infinity. Later errors have the images, see :func:`images_in_errors`."""
     facts = PipelineFacts.of(pipe)
     options = dict(options)
     if options.get("negative_prompt") is not None:  # diffusers needs a list beside a list
@@ -247,7 +269,11 @@ def call_pipeline(
         watch_finite(facts.pipe, options),
         warn_of_slow_steps(facts.pipe),
     ):
-        return facts.pipe.__call__(prompt=_alone(prompts), generator=generators, **options)
+        result = facts.pipe.__call__(prompt=_alone(prompts), generator=generators, **options)
+        drawn = _drawn.get()
+        if drawn is not None:
+            drawn += images_of(result)
+        return result
 
 
 def _alone(texts: list[str]) -> list[str] | str:

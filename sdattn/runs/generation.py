@@ -85,8 +85,9 @@ def generate(
     A run that is stopped (``pipe._interrupt = True``) keeps its images and the maps so far; a
     :class:`sdattn.CaptureWarning` and ``run.json`` say from which steps. If a callback may stop the
     run (``callback_on_step_end``), the steps before those that the preset reads are kept as well,
-    in as much memory again; otherwise a run that ends before them raises a CaptureError, which has
-    the images in its ``images``.
+    in as much memory again; otherwise a run that ends before them raises a CaptureError.
+
+    Every error after the last step, of any kind, has the finished images in its ``images``.
 
     With a demo model a ``UserWarning`` names words of the prompt that the model never learnt.
     """

@@ -14,6 +14,7 @@ from torch import Tensor
 from ..errors import CaptureError, SdattnWarning, warn
 from ..files.version import versions
 from ..files.videos import Video
+from ..follow.passes import CaptureWarning
 from ..keep.keep import Keep, Steps
 from ..loading.options import device_of, options_of
 from ..maps.capture import MapStore, capture_kept
@@ -24,10 +25,11 @@ from ..maps.heatmaps import Heatmaps
 from ..maps.layermaps import LayerMaps
 from ..maps.presets import Preset
 from ..maps.requirements import kept_columns
+from ..models.caches import is_cached
 from ..models.demos import model_name
 from ..models.facts import frame_rate
 from ..models.finite import check_maps
-from ..models.pipeline_call import call_pipeline, images_of, one_each, turn
+from ..models.pipeline_call import call_pipeline, images_in_errors, images_of, one_each, turn
 from ..models.threads import few_threads
 from ..prompts.tokens import Prompt
 from .imagerun import Further, ImageRun
@@ -45,11 +47,14 @@ def sample(order: Order) -> Run:
     Raises:
         OptionError: the maps would take more than ``order.keep.max_bytes``; before the first step.
         NotFiniteError: an image or a map holds NaN or infinity; the message says what to try.
+
+    Errors after the last step have the images, see
+    :func:`sdattn.models.pipeline_call.images_in_errors`.
     """
     pipe = order.facts.pipe
-    with turn(pipe), few_threads(pipe):
+    with turn(pipe), few_threads(pipe), images_in_errors():
         watched = watch(order)
-        drawn = _draw(order, watched, early_steps(watched) if order.may_stop else {})
+        drawn = _draw(order, watched, early_steps(order, watched))
         maps = _make_maps(order, drawn.stores)
         return Run(_image_runs(order, drawn, maps), drawn.stores["prompt"], maps.layers)
 
@@ -95,7 +100,7 @@ def _draw(
         texts = [prompt.text for prompt in order.prompts]
         result = call_pipeline(facts, texts, order.seeds, order.options)
     made = images_of(result)
-    checked = settled(stores, early_stores, made)
+    checked = settled(stores, early_stores)
     videos = []
     if checked["prompt"].is_video:
         videos = [Video(frames, frame_rate(facts, order.options)) for frames in made]
@@ -251,34 +256,33 @@ def _common_settings(order: Order, store: MapStore) -> RunSettings:
 
 
 class StoppedError(CaptureError):
-    """A run was stopped before the steps that its preset reads, so it has no maps.
-
-    Attributes:
-        images: what was drawn, PIL; lists of frames for videos.
-    """
-
-    def __init__(self, message: str, images: Sequence[object] = ()):
-        super().__init__(message)
-        self.images = list(images)
+    """A run was stopped before the steps that its preset reads, so it has no maps; what was drawn
+    is in ``images``."""
 
 
-def early_steps(watched: Mapping[str, Keep]) -> dict[str, Keep]:
-    """Return what to capture, of a run that may be stopped, of the steps before those to keep."""
-    early = {}
+def early_steps(order: Order, watched: Mapping[str, Keep]) -> dict[str, Keep]:
+    """Return what to capture of the steps before those to keep: their mean in a run that may be
+    stopped; of each layer the last in which it ran, if a cache may leave out the later ones."""
+    early: dict[str, Keep] = {}
+    if not (order.may_stop or is_cached(order.facts.denoiser)):
+        return early
     for name, keep in watched.items():
         part = keep.steps.part
         if part is not None and part.first > 0:
-            early[name] = replace(keep, steps=Steps.of((0.0, part.first)))
+            steps = Steps.of((0.0, part.first))
+            early[name] = replace(keep, steps=replace(steps, last=not order.may_stop))
     return early
 
 
 def settled(
-    stores: Mapping[str, MapStore], early: Mapping[str, MapStore], images: Sequence[object]
+    stores: Mapping[str, MapStore], early: Mapping[str, MapStore]
 ) -> Mapping[str, MapStore]:
     """Return the stores to read after a run, checked: the ``early`` ones, by the same names, if it
-    was stopped before the others' steps. Raise StoppedError if these are empty too."""
-    stopped = stores["prompt"].stopped
-    if stopped is not None and not stores["prompt"].maps:
+    was stopped before the others' steps, or a cache left layers out in all of them. Raise
+    StoppedError for a stopped run if these are empty too."""
+    asked = stores["prompt"]
+    stopped = asked.stopped
+    if stopped is not None and not asked.maps:
         stores = {**stores, **early}
         if not stores["prompt"].maps:
             text = (
@@ -287,7 +291,26 @@ def settled(
                 "this error. To have maps of a run that may be stopped, keep each step: "
                 "`capture_options={'steps': 'all'}`."
             )
-            raise StoppedError(text, images)
+            raise StoppedError(text)
+    elif stopped is None and asked.missing() and early and early["prompt"].maps:
+        _tell_of_cache(asked, early["prompt"])
+        return {**stores, **early}
     for store in stores.values():
         store.check()
     return stores
+
+
+def _tell_of_cache(asked: MapStore, early: MapStore) -> None:
+    """Warn that the maps are of earlier steps than ``asked``."""
+    numbers = set[int]()
+    for calls in early.seen.values():
+        numbers.update(calls)
+    steps = " and ".join(str(number + 1) for number in sorted(numbers))
+    text = (
+        f"A cache left out {len(asked.missing())} of {len(asked.layers)} watched layers in all of "
+        f"the steps that the preset reads, {asked.steps}. The maps are of earlier steps in which "
+        f"the layers ran: {steps} of {len(asked.passes)}. Draw more steps, or turn the cache off."
+    )
+    if missing := early.missing():
+        text += f" {len(missing)} layers ran in none of them and have no map: {', '.join(missing)}."
+    warn(text, CaptureWarning)

@@ -11,6 +11,7 @@ from helpers.demo_words import OTHER, THING
 from PIL import Image
 
 from sdattn import load_run
+from sdattn.cli.failures import save_drawn
 from sdattn.cli.output import Output
 
 
@@ -54,6 +55,37 @@ def test_a_failure_is_an_object_too(invoke, model):
     assert only(out)["error"] in err
     code, out, err = generate(invoke, model, "--json", "--steps", "none")
     assert (code, out) == (2, "") and "Usage" in err
+
+
+@pytest.mark.parametrize("broken", ["sdattn.runs.sampling.heatmaps_of", "sdattn.runs.run.save_run"])
+def test_images_that_were_drawn_before_an_error_are_saved(invoke, model, monkeypatch, broken):
+    def fails(*given, **options):
+        raise OSError(28, "No space left on device", "run")
+
+    Path("outputs").mkdir()
+    Path("outputs/unfinished-1.png").write_text("another's")
+    with monkeypatch.context() as spoilt:
+        spoilt.setattr(broken, fails)
+        code, out, err = generate(invoke, model, "--json", "--out", "run")
+    assert code == 1
+    said = only(out)
+    assert said["images"] == ["outputs/unfinished-2.png"]
+    assert "drawn before is in outputs/unfinished-2.png" in err and "disk of run" in err
+    assert generate(invoke, model, "--out", "run")[0] == 0
+    with Image.open("outputs/unfinished-2.png") as found, Image.open("run/image.png") as image:
+        assert found.tobytes() == image.tobytes()
+
+
+def test_images_of_one_colour_are_not_saved_and_videos_are(tmp_path):
+    frames = [Image.effect_noise((8, 8), 50 + number).convert("RGB") for number in range(3)]
+    error = ValueError()
+    error.images = [Image.new("RGB", (8, 8)), frames, frames[0]]
+    first, second = save_drawn(error, tmp_path / "new")
+    with Image.open(first) as video, Image.open(second) as image:
+        assert (Path(first).name, video.n_frames) == ("unfinished-1.webp", 3)
+        assert image.tobytes() == frames[0].tobytes()
+    assert save_drawn(ValueError(), tmp_path) == []
+    assert save_drawn(error, Path(first)) == []  # a file is in the way
 
 
 @pytest.mark.slow

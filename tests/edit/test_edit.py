@@ -2,12 +2,13 @@
 
 import importlib
 import json
+from contextlib import nullcontext
 from types import ModuleType
 
 import numpy as np
 import pytest
 import torch
-from diffusers import HeunDiscreteScheduler
+from diffusers import DDIMScheduler, HeunDiscreteScheduler, UniPCMultistepScheduler
 from helpers.edit_rows import JOINT, OFF, SOURCE, TARGET, UNETS, drawn, made, opened, same
 from helpers.refusals import refused_unrun
 from helpers.tiers import tiered
@@ -29,6 +30,7 @@ from sdattn.edit import (
     step_end,
 )
 from sdattn.edit.editing import EditOptions, plan_edit
+from sdattn.errors import SdattnWarning
 from sdattn.models.denoiser import find_denoiser
 from sdattn.runs.folder import load_run
 
@@ -117,6 +119,16 @@ def test_blending_keeps_the_source_outside_of_the_mask(name):
     run = edit(pipe, SOURCE, TARGET, blend="cat", weights={"dog": 2.0}, **options)
     assert run.settings["blend"] == [["cat"], ["dog"]]
     assert run.settings["weights"] == {"dog": 2.0}
+
+
+@pytest.mark.parametrize("kind", [UniPCMultistepScheduler, DDIMScheduler])
+def test_a_scheduler_that_loses_blended_latents_is_told(kind):
+    pipe = small_pipeline()
+    pipe.scheduler = kind.from_config(pipe.scheduler.config)
+    told = pytest.warns(SdattnWarning, match="UniPC.* in 2 of the 3 steps after a blend.*is lost")
+    with told if kind is UniPCMultistepScheduler else nullcontext():
+        edit(pipe, SOURCE, TARGET, blend="cat", num_inference_steps=5)
+    edit(pipe, SOURCE, TARGET, num_inference_steps=5)  # blends nothing, says nothing
 
 
 @pytest.mark.parametrize("name", ["SD", "FLUX, true CFG"])

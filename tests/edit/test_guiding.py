@@ -1,12 +1,23 @@
 """guide(): the latents go down the gradient of losses on the coming step's heatmaps."""
 
+import copy
 import warnings
 from contextlib import nullcontext
 
 import numpy as np
 import pytest
 import torch
-from diffusers import EulerDiscreteScheduler, HeunDiscreteScheduler
+from diffusers import (
+    DDIMScheduler,
+    DPMSolverSinglestepScheduler,
+    EulerDiscreteScheduler,
+    FirstBlockCacheConfig,
+    HeunDiscreteScheduler,
+    PNDMScheduler,
+    RePaintScheduler,
+    SASolverScheduler,
+    UniPCMultistepScheduler,
+)
 from helpers.flow_pipelines import flow_pipeline
 from helpers.refusals import refused_unrun
 from helpers.tiers import tiered
@@ -15,11 +26,13 @@ from helpers.transformer_rows import own_norms
 
 import sdattn
 from sdattn.edit import guide, guiding, inside, share_inside
+from sdattn.errors import SdattnWarning
 
 PROMPT = "a red cat"
 BOX = (0, 0, 0.5, 0.5)
 FAST = {"num_inference_steps": 3}
 LOSS = inside("cat", BOX)
+OPPOSITES = [inside("cat", (0, 0, 0.5, 1)), inside("cat", (0.5, 0, 1, 1))]  # 1 - a + a
 
 
 def euler():
@@ -172,11 +185,12 @@ def test_nothing_is_left_behind():
 def test_without_losses_or_length_it_is_the_plain_run():
     pipe, options = PIPELINES["SD"]()
     plain = sdattn.generate(pipe, PROMPT, seed=7, **options)
-    for losses, scale in (([], 0.05), ([LOSS], 0)):
+    satisfied = [lambda heatmaps: 0 * LOSS(heatmaps)]
+    for losses, scale in (([], 0.05), ([LOSS], 0), (satisfied, 0.05)):
         run = guide(pipe, PROMPT, losses, seed=7, scale=scale, **options)
         assert np.array_equal(pixels(run), pixels(plain))
         assert torch.equal(run[0].heatmaps.maps, plain[0].heatmaps.maps)
-        assert not run[0].settings.options_left_out
+        assert bool(run[0].settings.options_left_out) == (losses is satisfied)
     guided = guide(pipe, PROMPT, LOSS, seed=7, **options)  # one loss needs no list
     assert "losses" in guided[0].settings.options_left_out
 
@@ -187,9 +201,26 @@ def compiled():
     return pipe
 
 
-def second_order():
+def total_share(heatmaps):
+    """Return the share of the word in the whole image: 1, with a gradient of mere rounding."""
+    return share_inside(heatmaps["cat"].values, (0, 0, 1, 1))
+
+
+def checkpointing():
     pipe = small_pipeline()
-    pipe.scheduler = HeunDiscreteScheduler.from_config(pipe.scheduler.config)
+    pipe.unet.enable_gradient_checkpointing()
+    return pipe
+
+
+def cached():
+    pipe, _ = flow("FLUX.1")
+    pipe.transformer.enable_cache(FirstBlockCacheConfig(threshold=0.5))
+    return pipe
+
+
+def scheduled(kind, **options):
+    pipe = small_pipeline()
+    pipe.scheduler = kind.from_config(pipe.scheduler.config, **options)
     return pipe
 
 
@@ -199,14 +230,16 @@ def second_order():
         (KeyError, "'dog' is not in the prompt.*red, cat", {"losses": [inside("dog", BOX)]}),
         (ValueError, "`losses=3`.*list of functions", {"losses": 3}),
         (ValueError, "`losses=", {"losses": ["cat"]}),
-        (TypeError, "returned 1.0 for even maps", {"losses": [lambda _: 1.0]}),
+        (TypeError, "returned 1.0 for maps", {"losses": [lambda _: 1.0]}),
         (TypeError, "scalar tensor", {"losses": [lambda maps: maps["cat"].values]}),
         (TypeError, "with its graph", {"losses": [lambda _: torch.tensor(0.5)]}),
         (ValueError, "`scale=-1`", {"scale": -1}),
         (ValueError, "`scale=nan`", {"scale": float("nan")}),
         (ValueError, "`enough='low'`", {"enough": "low"}),
         (ValueError, "`iterations=0`", {"iterations": 0}),
-        (ValueError, r"`steps=0\.1`.*3 steps", {"steps": 0.1}),  # the first alone
+        (ValueError, r"`steps=0\.1`.*3 steps.*Pass 1.0", {"steps": 0.1}),  # the first alone
+        (ValueError, r"`steps=0\.7`.*2 steps.*Pass 1.0", {"num_inference_steps": 2}),
+        (ValueError, "a single step.*Draw more", {"num_inference_steps": 1, "steps": 1.0}),
         (ValueError, "part of the run", {"steps": 3}),
         (TypeError, "one image of one text", {"prompt": [PROMPT]}),
         (ValueError, "num_images_per_prompt", {"num_images_per_prompt": 2}),
@@ -214,7 +247,22 @@ def second_order():
         (ValueError, "itertions.*Did you mean 'iterations'", {"itertions": 3}),
         (ValueError, "'nice'", {"maps": "nice"}),
         (TypeError, "compiled", {"pipe": compiled}),
-        (TypeError, "HeunDiscreteScheduler.*first order", {"pipe": second_order}),
+        (TypeError, r"cache of diffusers is on.*disable_cache\(\)", {"pipe": cached}),
+        (TypeError, "checkpointing.*disable_gradient_checkpointing", {"pipe": checkpointing}),
+        (ValueError, "2 losses, which cancel each other, is 1 what", {"losses": OPPOSITES}),
+        (ValueError, "The loss is 1 whatever", {"losses": [lambda maps: 0 * LOSS(maps) + 1]}),
+        (ValueError, "The loss is 1 whatever", {"losses": [total_share]}),
+        (
+            TypeError,
+            "UniPCMultistepScheduler goes on from samples of its own in all of the 1 chosen",
+            {"pipe": lambda: scheduled(UniPCMultistepScheduler)},
+        ),
+        (TypeError, "SASolver.*lost", {"pipe": lambda: scheduled(SASolverScheduler)}),
+        (
+            TypeError,
+            "RePaintScheduler.*cannot be asked",
+            {"pipe": lambda: scheduled(RePaintScheduler)},
+        ),
     ],
 )
 def test_what_cannot_be_is_refused_before_anything_runs(kind, message, changed):
@@ -233,6 +281,107 @@ def test_gradients_that_cannot_be_are_refused():
     with pytest.raises(TypeError, match="no gradient through this UNet2DConditionModel.*float32"):
         guide(pipe, PROMPT, [LOSS], **options)
     pipe.unet.conv_in.forward = forward
-    zero = [lambda maps: (maps["cat"].values * 0).sum() + 1]
-    with pytest.raises(RuntimeError, match="gradient of the losses.* is 0 in torch.float32"):
-        guide(pipe, PROMPT, zero, **options)
+
+
+WHERE_MOVES_STAY = {  # passes, counted from 0, of those in a run of 4 steps
+    "DDIM": (DDIMScheduler, {}, [1, 2, 3]),
+    "PNDM": (PNDMScheduler, {"skip_prk_steps": True}, [2, 3, 4]),
+    "Heun": (HeunDiscreteScheduler, {}, [2, 4, 6]),
+    "singlestep": (DPMSolverSinglestepScheduler, {}, [2, 3]),
+    "UniPC, early": (UniPCMultistepScheduler, {"disable_corrector": [0]}, [1, 3]),
+}
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # numpy's of diffusers
+@pytest.mark.parametrize("name", WHERE_MOVES_STAY)
+def test_latents_are_moved_where_the_scheduler_goes_on_from_them(name, monkeypatch):
+    kind, options, expected = WHERE_MOVES_STAY[name]
+    pipe = scheduled(kind, **options)
+    scheduler = pipe.scheduler
+    moves = []
+    answers = []
+    usual = kind.step
+
+    def step(output, timestep, sample, **options):
+        """Ask two copies about the same output, for the sample that is given and the last one."""
+        if answers and not torch.equal(answers[-1], sample):
+            found = []
+            for one in (answers[-1], sample):
+                asked = copy.deepcopy(scheduler)
+                del asked.step
+                found.append(usual(asked, output, timestep, one, return_dict=False)[0])
+            moves.append((len(answers), not torch.equal(*found)))
+        made = usual(scheduler, output, timestep, sample, **options)
+        answers.append(made[0])
+        return made
+
+    scheduler.step = step
+    few = {"num_inference_steps": 4, "iterations": 1, "enough": 0.0, "steps": 1.0}
+    lost = {"DDIM": 0}.get(name, 1)
+    with pytest.warns(SdattnWarning, match="moves.* lost") if lost else nullcontext():
+        guide(pipe, PROMPT, [LOSS], **few)
+    assert moves == [(number, True) for number in expected]
+
+
+def broken_latents(pipe, monkeypatch):
+    usual = type(pipe.scheduler).step
+
+    def spoil(self, *given, **options):
+        return (usual(self, *given, **options)[0] * float("nan"),)
+
+    monkeypatch.setattr(type(pipe.scheduler), "step", spoil)
+
+
+def broken_attention(pipe, monkeypatch):
+    """An attention layer that is not finite where gradients are taken."""
+
+    def spoil(module, args, output):
+        return output * float("nan") if torch.is_grad_enabled() else output
+
+    pipe.unet.mid_block.attentions[0].transformer_blocks[0].attn2.to_q.register_forward_hook(spoil)
+
+
+def broken_backward(pipe, monkeypatch):
+    """A layer before all attention whose backward pass underflows."""
+    pipe.unet.conv_in.register_full_backward_hook(lambda module, given, _: (0 * given[0],))
+
+
+def late(broken):
+    """A loss that is well on the maps that it is tried on."""
+    tried = []
+
+    def loss(heatmaps):
+        tried.append(heatmaps)
+        return LOSS(heatmaps) if len(tried) == 1 else broken(LOSS(heatmaps))
+
+    return loss
+
+
+BROKEN = {
+    "latents": (broken_latents, LOSS, ValueError, "latents of the image are not finite after step"),
+    "attention": (broken_attention, LOSS, ValueError, "maps of the coming step are not finite"),
+    "loss": (None, late(lambda one: one / 0), RuntimeError, r"loss <func.*> is inf for maps"),
+    "slope": (
+        None,
+        late(lambda one: 0 * one + 1),
+        RuntimeError,
+        "with respect to the maps is zero",
+    ),
+    "steep": (
+        None,
+        late(lambda one: (one - one.detach()).sqrt() + 1),
+        RuntimeError,
+        "with respect to the maps is not finite",
+    ),
+    "backward": (broken_backward, LOSS, RuntimeError, "gradient through this UNet.* is 0 in torch"),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_errors_blame_what_broke(name, monkeypatch):
+    spoil, loss, kind, message = BROKEN[name]
+    pipe, options = PIPELINES["SD"]()
+    if spoil is not None:
+        spoil(pipe, monkeypatch)
+    with pytest.raises(kind, match=message):
+        guide(pipe, PROMPT, [loss], **options)

@@ -17,6 +17,7 @@ from helpers.tiny_pipelines import make_scheduler, small_pipeline
 from helpers.video_rows import ltx
 
 from sdattn import AttentionStore, CaptureError, capture
+from sdattn.follow.passes import Pass
 from sdattn.keep.keep import Keep
 from sdattn.models.denoiser import find_denoiser
 
@@ -190,3 +191,22 @@ def test_a_video_that_continues_given_frames_is_refused():
     options = {**with_condition(pipe, way), "num_frames": 17, "frame_index": 8}
     with pytest.raises(ValueError, match="do not form a grid of"), capture(pipe):
         pipe(prompt="a red cat", num_inference_steps=2, output_type="latent", **options)
+
+
+@pytest.mark.parametrize(
+    ("rows", "alone", "expected"),
+    [
+        ((2, 3), True, slice(0, 2)),
+        ((3,), True, slice(1, 2)),
+        ((0, 1), True, ()),  # the negative prompt's, which did not run
+        ((0, 1, 2, 3), True, ()),
+        ((2, 3), False, None),  # nothing says whose the rows are
+    ],
+)
+def test_rows_of_a_layer_that_ran_on_half_of_the_batch(rows, alone, expected):
+    order = ("unconditional", "conditional")
+    begun = Pass(1.0, (2, 2), 4, order, rows=rows, prompts_alone=alone)
+    assert begun.kept_of(2) == expected
+    assert begun.kept_of(3) is None
+    whole = slice(None) if len(rows) == 4 else slice(rows[0], rows[-1] + 1)
+    assert begun.kept_of(4) == whole
