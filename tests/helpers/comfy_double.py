@@ -229,6 +229,12 @@ class Clip:
     def tokenize(self, text, return_word_ids=False):
         return {name: part.chunks(text) for name, part in self.tokenizer.parts.items()}
 
+    def encode_from_tokens(self, tokens):
+        """Return states of the first encoder, each its own token's: ``[1, columns, width]``."""
+        chunks = next(iter(tokens.values()))
+        numbers = torch.tensor([token for chunk in chunks for token, _, _ in chunk])
+        return torch.sin(numbers[:, None] * torch.arange(1.0, WIDTH + 1))[None]
+
 
 class Tokenizers:
     def __init__(self, **parts):
@@ -246,6 +252,7 @@ class Part:
     embeddings: dict = field(default_factory=dict)  # vectors by name
     template: str = "{}"
     embedding_size: int = WIDTH
+    has_weights: bool = False  # reads (cat:1.3), and what has another weight apart
 
     def __post_init__(self):
         self.start_token = self.tokenizer.bos_token_id
@@ -262,15 +269,46 @@ class Part:
         return chunks
 
     def groups(self, text):
-        parts = re.split(r"(embedding:\w+)", text) if self.embeddings else [text]
-        for word, part in enumerate(parts, 1):
-            vectors = self.embeddings.get(part.removeprefix("embedding:"))
-            if vectors is not None and part.startswith("embedding:"):
-                yield [(vector, 1.0, word) for vector in vectors]
-            else:
-                ids = self.tokenizer(part, add_special_tokens=False)["input_ids"]
-                yield [(one, 1.0, word) for one in ids]
+        weighted = token_weights(escape_important(text), 1.0) if self.has_weights else [(text, 1.0)]
+        word = 0
+        for part, weight in weighted:
+            part = unescape_important(part)
+            for piece in re.split(r"(embedding:\w+)", part) if self.embeddings else [part]:
+                word += 1
+                vectors = self.embeddings.get(piece.removeprefix("embedding:"))
+                if vectors is not None and piece.startswith("embedding:"):
+                    yield [(vector, weight, word) for vector in vectors]
+                else:
+                    ids = self.tokenizer(piece, add_special_tokens=False)["input_ids"]
+                    yield [(one, weight, word) for one in ids]
 
     def untokenize(self, pairs):
         names = {number: piece for piece, number in self.tokenizer.get_vocab().items()}
         return [(pair, names[pair[0]]) for pair in pairs]
+
+
+def token_weights(text, weight):
+    """Return the parts of a text with their weights, as ``comfy.sd1_clip`` does."""
+    found = []
+    while text:
+        before, opened, text = text.partition("(")
+        found += [(before, weight)] if before else []
+        depth = end = int(bool(opened))
+        while opened and depth:
+            depth += {"(": 1, ")": -1}.get(text[end - 1], 0)
+            end += 1
+        inner, text = text[: max(end - 2, 0)], text[max(end - 1, 0) :]
+        name, colon, number = inner.rpartition(":")
+        if colon and number.replace(".", "", 1).isdigit():
+            found += token_weights(name, float(number))
+        elif inner:
+            found += token_weights(inner, 1.1 * weight)
+    return found
+
+
+def escape_important(text):
+    return text.replace("\\(", "\0[").replace("\\)", "\0]")
+
+
+def unescape_important(text):
+    return text.replace("\0[", "(").replace("\0]", ")")
