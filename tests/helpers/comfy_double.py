@@ -51,6 +51,9 @@ class UNetModel:
     blocks = (("input", 1), ("middle", 0), ("output", 0))
     levels = (0, 1, 0)
 
+    def named_modules(self):
+        return [(f"{number}.{name}", self) for number in range(3) for name in ("attn1", "attn2")]
+
     def __call__(self, x, context, options, **_):
         size = x.shape[-2:]
         for number, (block, level) in enumerate(zip(self.blocks, self.levels, strict=True)):
@@ -62,7 +65,11 @@ class UNetModel:
             tokens = x.flatten(2).mT
             for kind, source in enumerate((tokens, context)):
                 given = (tokens, source @ weights(9 * number + kind), source)
-                tokens = tokens + attention(*given, HEADS, transformer_options=options)
+                replaced = options.get("patches_replace", {}).get(f"attn{kind + 1}", {}).get(block)
+                if replaced:
+                    tokens = tokens + replaced(*given, {**options, "n_heads": HEADS})
+                else:
+                    tokens = tokens + attention(*given, HEADS, transformer_options=options)
             x = tokens.mT.unflatten(2, tuple(grid))
         return interpolate(x, size=size, mode="nearest")
 
@@ -71,19 +78,28 @@ class Flux:
     """A double block and a single one over [text, image], 2x2 cells of the latent a token."""
 
     patch_size = 2
+    double_blocks = single_blocks = (None,)
 
     def __call__(self, x, context, options, **_):
         size = x.shape[-2:]
         image = torch.nn.functional.avg_pool2d(x, 2, ceil_mode=True)
         tokens = torch.cat([context, image.flatten(2).mT], 1)
+        replaced = options.get("patches_replace", {}).get("dit", {})
         for number, kind in enumerate(("double", "single")):
             options["block_type"] = kind
             options["block_index"] = 0
-            given = (by_head(y, False) for y in (tokens, tokens @ weights(number), tokens))
-            told = {"skip_reshape": True, "transformer_options": options}
-            tokens = tokens + attention(*given, HEADS, **told)
+            args = {"img": tokens, "weights": weights(number), "transformer_options": options}
+            patch = replaced.get((f"{kind}_block", 0))
+            made = patch(args, {"original_block": self.block}) if patch else self.block(args)
+            tokens = made["img"]
         image = tokens[:, context.shape[1] :].mT.unflatten(2, image.shape[-2:])
         return interpolate(image, size=size, mode="nearest")
+
+    def block(self, args):
+        tokens = args["img"]
+        given = (by_head(y, False) for y in (tokens, tokens @ args["weights"], tokens))
+        told = {"skip_reshape": True, "transformer_options": args["transformer_options"]}
+        return {"img": tokens + attention(*given, HEADS, **told)}
 
 
 @dataclass
@@ -119,13 +135,29 @@ class Patcher:
     def clone(self):
         held = {kind: list(wrappers) for kind, wrappers in self.wrappers.items()}
         options = dict(self.model_options["transformer_options"])
-        return Patcher(self.model, {"transformer_options": options}, held)
+        return type(self)(self.model, {"transformer_options": options}, held)
+
+    def set_model_patch_replace(self, patch, name, *block):
+        options = self.model_options["transformer_options"]
+        replaced = options.get("patches_replace", {})
+        ours = {**replaced.get(name, {}), block: patch}
+        options["patches_replace"] = {**replaced, name: ours}
 
     def add_wrapper_with_key(self, kind, key, wrapper):
         self.wrappers.setdefault(kind, []).append(wrapper)
 
     def run(self, kind, inside, class_obj, *args, **kwargs):
         return Executor(inside, class_obj, self.wrappers.get(kind, []))(*args, **kwargs)
+
+
+class ChoosingPatcher(Patcher):
+    """One of newer versions, whose *Model Attention Backend* sets an override."""
+
+    def set_model_optimized_attention(self, optimized_attention):
+        def optimized_attention_override(_, *args, **kwargs):
+            return optimized_attention(*args, **kwargs)
+
+        self.model_options["transformer_options"][OVERRIDE] = optimized_attention_override
 
 
 @dataclass
