@@ -158,7 +158,7 @@ class UNetLayout(Layout):
 class TextFirst(Layout):
     """One sequence: text, image, reference images."""
 
-    blocks = ("transformer_blocks",)
+    blocks: tuple[str, ...] = ("transformer_blocks",)
 
     def look(self, queries: int, keys: int, options: Options) -> Look | None:
         call = self.call

@@ -52,7 +52,8 @@ class UNetModel:
     levels = (0, 1, 0)
 
     def named_modules(self):
-        return [(f"{number}.{name}", self) for number in range(3) for name in ("attn1", "attn2")]
+        names = [f"{number}.attn2" for number in range(3)]  # and attention to the image alone
+        return [(name, self) for name in [*names, *(f"{number}.attn1" for number in range(4))]]
 
     def __call__(self, x, context, options, **_):
         size = x.shape[-2:]

@@ -1,5 +1,6 @@
 """Columns of words by ComfyUI's tokenizers, on tokenizers of transformers behind a double."""
 
+import math
 import sys
 import types
 
@@ -8,7 +9,7 @@ import torch
 from helpers import comfy_double as comfy
 from helpers.tiny_tokenizers import tiny_t5, tiny_tokenizer
 
-from integrations.comfyui.columns import OMNI, TURN, _after_template, read
+from integrations.comfyui.columns import OMNI, TURN, _after_template, _distance, read
 from integrations.comfyui.layouts import TextFacts
 from sdattn import Prompt
 from sdattn.errors import InvalidValueError
@@ -24,6 +25,14 @@ def clip_part(**options):
 
 def t5_part(length=40):
     return comfy.Part(tiny_t5(), length)
+
+
+class Unpadded(comfy.Part):
+    """As of Qwen, Gemma and Llama: one chunk, as long as the text."""
+
+    def chunks(self, text):
+        (row,) = super().chunks(text)
+        return [row[: [word for *_, word in row].index(0, 1) + 1]]
 
 
 def spelled(part, prompt, word):
@@ -162,16 +171,31 @@ def test_a_prompt_with_a_line_of_dashes_is_one_if_it_fits(clip, facts, cat, sofa
 def test_a_template_that_could_be_cut_off_twice_does_not_make_two_prompts_of_one():
     """One prompt of Z-Image has as many columns as two without their template's start."""
 
-    class Unpadded(comfy.Part):
-        def chunks(self, text):
-            (row,) = super().chunks(text)
-            return [row[: [word for *_, word in row].index(0, 1) + 1]]
-
     part = Unpadded(tiny_tokenizer(), 1000, template="o {} o o o o")
     n_columns = len(part.chunks("a\n---\ncat")[0])
     assert n_columns == sum(len(part.chunks(text)[0][2:]) for text in ("a", "cat"))
     prompt = read(comfy.Clip(l=part), "a\n---\ncat", TextFacts(n_columns))
     assert prompt.find("a") == [(2,)] and prompt.find("cat") == [(6,)]
+
+
+def test_ways_of_tokenizing_are_tried_until_one_fits():
+    class Clip(comfy.Clip):
+        def tokenize(self, text, return_word_ids=False, llama_template="{}"):
+            return super().tokenize(llama_template.format(text))
+
+    clip = Clip(l=Unpadded(tiny_tokenizer(), 1000))
+    clip.tokenizer.llama_template_images = "o o {}"
+    assert read(clip, "cat", TextFacts(3, has_images=True)).find("cat") == [(1,)]
+    assert read(clip, "cat", TextFacts(5, has_images=True)).find("cat") == [(3,)]
+
+
+def test_states_of_another_size_are_infinitely_far():
+    clip = comfy.Clip(l=clip_part())
+    states = clip.encode_from_tokens(clip.tokenize("a cat"))
+    assert _distance(clip, ["a cat"], states) == 0
+    assert _distance(clip, ["a cat"], torch.cat([states + 1, states], 1)) == 0  # filled up before
+    for other in (states[:, 1:], states[..., 1:]):
+        assert _distance(clip, ["a cat"], other) == math.inf
 
 
 def test_what_was_encoded_tells_one_long_prompt_from_two_concatenated_ones():

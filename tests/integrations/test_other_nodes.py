@@ -233,3 +233,11 @@ def test_a_stand_in_is_itself_where_nothing_is_behind():
     assert alone("four") == 4 and alone == alone and alone != StandIn(len, None)
     assert isinstance(alone, StandIn) and hash(alone) == hash(alone)
     assert not hasattr(alone, "__code__")
+
+
+def test_a_question_of_the_core_or_torch_is_no_other_node_s():
+    told = []
+    alone = StandIn(len, None, lambda *one: told.append(one))
+    for module in ("comfy.ldm.modules.attention", "torch._dynamo", "custom_nodes.sparse"):
+        assert not eval("hasattr(alone, 'mark')", {"__name__": module, "alone": alone})
+    assert told == [("custom_nodes.sparse", "mark")]
