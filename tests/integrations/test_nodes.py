@@ -101,6 +101,7 @@ def test_words_of_a_spot_come_by_their_share():
     found = Spot().tell(**told, x=40, y=30, most=2)
     words, table = found["result"]
     assert len(words.split(", ")) == 2 and table.count("\n") == 1
+    assert found["ui"] == {"text": [table]}  # which web/words_at_spot.js shows
     with pytest.raises(InvalidValueError, match="outside the image of 96x64"):
         Spot().tell(**told, x=96, y=0)
 
