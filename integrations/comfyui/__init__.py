@@ -22,7 +22,8 @@ NODE_DISPLAY_NAME_MAPPINGS = {
     "SdattnMasksForRegions": "Masks for regions",
     "SdattnSelfAttentionOfSpot": "Self-attention of a spot",
 }
-__all__ = ["NODE_CLASS_MAPPINGS", "NODE_DISPLAY_NAME_MAPPINGS"]
+WEB_DIRECTORY = "./web"  # what ComfyUI's page loads
+__all__ = ["NODE_CLASS_MAPPINGS", "NODE_DISPLAY_NAME_MAPPINGS", "WEB_DIRECTORY"]
 
 
 def _pieces(clip: Any, prompt: str) -> list[list[str]]:

@@ -6,10 +6,14 @@ Columns are counted from what ``clip.tokenize`` gives the text encoder: paddings
 template and embeddings included. What cannot be told is refused, with the tokens listed.
 """
 
+import math
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
+
+import torch
+from torch import Tensor
 
 from sdattn import Prompt
 from sdattn.errors import InvalidValueError
@@ -26,39 +30,63 @@ VISION = "<|vision_start|><|image_pad|><|vision_end|>"
 OMNI = "<|vision_end|>{}<|im_end|>\n<|im_start|>assistant\n<|vision_start|>"
 
 
-def read(clip: Any, prompt: str, facts: TextFacts) -> Prompt:
+def read(clip: Any, prompt: str, facts: TextFacts, states: Tensor | None = None) -> Prompt:
     """Return the prompt with its words' columns; raise ValueError if its tokens do not fit.
 
     Args:
         clip: ComfyUI's CLIP.
-        prompt: the text, as typed. Lines of ``---`` stand between the prompts of concatenated
-            conditionings.
+        prompt: the text, as typed. Lines of ``---`` may be its own, or stand between the prompts of
+            concatenated conditionings.
         facts: what the model got.
+        states: text states as the sampler got them, ``[images, columns, width]``. They decide where
+            a prompt fits both undivided and as concatenated ones; without them it is undivided.
     """
     parts = [part for part in CONCATENATED.split(prompt) if part.strip()]
     if not parts:
         raise InvalidValueError("The prompt is empty. Write the text that was encoded.")
     tried: list[Prompt] = []
-    for tokenize in _ways(clip, facts):
-        of_parts = [list(_readings(clip, tokenize, part, facts.skips)) for part in parts]
-        tried += of_parts[0]
-        fitting: dict[object, Prompt] = {}
-        for readings in zip(*of_parts, strict=True):
-            fitted = _fitted(readings, facts)
-            if fitted is not None:
-                fitting.setdefault(tuple(word.columns for word in fitted.words), fitted)
-        if len(fitting) == 1:
-            return next(iter(fitting.values()))
-        if fitting:
-            tried = list(fitting.values())
-            break
-    listed = "\n".join(_listed(reading) for reading in tried) or "none"
+    found: list[tuple[list[str], list[Prompt]]] = []
+    for texts in [[prompt]] if parts == [prompt] else [[prompt], parts]:
+        fitting = _fitting(clip, texts, facts, tried)
+        found += [(texts, fitting)] if fitting else []
+    if len(found) > 1 and states is not None:
+        found.sort(key=lambda one: _distance(clip, one[0], states))
+    if found and len(found[0][1]) == 1:
+        return found[0][1][0]
+    listed = "\n".join(_listed(reading) for reading in (found[0][1] if found else tried))
     raise InvalidValueError(
         f"The model got {facts.columns} columns of text; which of them belong to the words of "
         f"{prompt!r} cannot be told. Connect the CLIP and write the prompt that the sampler's "
         "conditioning was made from, with --- on a line of its own between the prompts of "
-        f"concatenated conditionings. Tokens of this prompt, by encoder:\n{listed}"
+        f"concatenated conditionings. Tokens of this prompt, by encoder:\n{listed or 'none'}"
     )
+
+
+def _fitting(
+    clip: Any, texts: Sequence[str], facts: TextFacts, tried: list[Prompt]
+) -> list[Prompt]:
+    """Return texts that follow each other as one prompt, by each encoder whose columns fit; add the
+    readings of the first text to those tried."""
+    for tokenize in _ways(clip, facts):
+        of_texts = [list(_readings(clip, tokenize, text, facts.skips)) for text in texts]
+        tried += of_texts[0]
+        fitting: dict[object, Prompt] = {}
+        for readings in zip(*of_texts, strict=True):
+            fitted = _fitted(readings, facts)
+            if fitted is not None:
+                fitting.setdefault(tuple(word.columns for word in fitted.words), fitted)
+        if fitting:
+            return list(fitting.values())
+    return []
+
+
+def _distance(clip: Any, texts: Sequence[str], states: Tensor) -> float:
+    """Return how far text states are from the encoding of texts that follow each other, whose
+    columns are the last ones; infinity if there are not so many."""
+    encoded = [clip.encode_from_tokens(clip.tokenize(text)).float().cpu() for text in texts]
+    joined = torch.cat(encoded, 1)
+    last = states[:1, max(states.shape[1] - joined.shape[1], 0) :].float().cpu()
+    return float((last - joined).abs().mean()) if last.shape == joined.shape else math.inf
 
 
 def _ways(clip: Any, facts: TextFacts) -> Iterator[Tokenize]:

@@ -104,10 +104,15 @@ class Layout:
 
     skips: tuple[str, ...] = ()
     filled_to = 0
+    blocks: tuple[str, ...] = ()  # lists of the model's blocks, each of which attends to the text
 
     def __init__(self, call: ModelCall):
         self.call = call
         self.n_text = call.text.shape[1]
+
+    def layers(self) -> int:
+        """Return how many layers of the model attend to the text; 0 if that is not known."""
+        return sum(len(getattr(self.call.model, name, ())) for name in self.blocks)
 
     def facts(self, repeats: int) -> TextFacts:
         """Return what is known of the text's columns, which are repeated so often."""
@@ -135,6 +140,9 @@ class UNetLayout(Layout):
         super().__init__(call)
         self._blocks: set[object] = set()
 
+    def layers(self) -> int:
+        return sum(name.endswith("attn2") for name, _ in self.call.model.named_modules())
+
     def look(self, queries: int, keys: int, options: Options) -> Look | None:
         block = options.get("block"), options.get("block_index")
         is_second = block in self._blocks
@@ -150,6 +158,8 @@ class UNetLayout(Layout):
 class TextFirst(Layout):
     """One sequence: text, image, reference images."""
 
+    blocks: tuple[str, ...] = ("transformer_blocks",)
+
     def look(self, queries: int, keys: int, options: Options) -> Look | None:
         call = self.call
         references = sum(call.cells(latent) for latent in call.references)
@@ -164,6 +174,7 @@ class FluxLayout(TextFirst):
     """FLUX attends to T5's tokens; CLIP's are pooled to one vector."""
 
     skips = ("l", "g")
+    blocks = ("double_blocks", "single_blocks")
 
     def __init__(self, call: ModelCall):
         super().__init__(call)
@@ -173,6 +184,8 @@ class FluxLayout(TextFirst):
 class SD3Layout(TextFirst):
     """SD 3; a further layer of some blocks sees the image alone."""
 
+    blocks = ("joint_blocks",)
+
     def look(self, queries: int, keys: int, options: Options) -> Look | None:
         return super().look(queries, keys, {"block_type": "double"})
 
@@ -181,6 +194,7 @@ class HiDreamLayout(Layout):
     """Image, T5's tokens, and Llama's twice: of two of its layers."""
 
     skips = ("l", "g")
+    blocks = ("double_stream_blocks", "single_stream_blocks")
 
     def __init__(self, call: ModelCall):
         super().__init__(call)
@@ -202,6 +216,8 @@ class HiDreamLayout(Layout):
 
 class NextDiTLayout(Layout):
     """Lumina 2 and Z-Image."""
+
+    blocks = ("layers",)
 
     def __init__(self, call: ModelCall):
         super().__init__(call)

@@ -154,12 +154,13 @@ def _placed(texts: Sequence[str], pieces: Sequence[Piece], vectors: Mapping[str,
 
 
 def _unweighted(prompt: str) -> str:
-    """Return a prompt without its weights, as ComfyUI reads them."""
+    """Return a prompt without its weights, as ComfyUI reads them; adjacent ones are of two
+    words."""
     try:
         from comfy.sd1_clip import escape_important, token_weights, unescape_important
     except ImportError:
         return prompt
-    parts = token_weights(escape_important(prompt), 1.0)
+    parts = token_weights(escape_important(prompt).replace(")(", ") ("), 1.0)
     return "".join(unescape_important(part) for part, _ in parts)
 
 

@@ -54,7 +54,7 @@ def heatmaps(recorder: Recorder, asked: Asked) -> list[Heatmaps]:
     """
     text = drawn_text(recorder, asked)
     assert text.facts is not None
-    prompt = read(asked.clip, asked.prompt, text.facts)
+    prompt = read(asked.clip, asked.prompt, text.facts, text.text)
     preset = replace(POOLED, refine="self") if asked.spread else POOLED
     layers = layer_maps(
         sums_of(text, asked.step), asked.head, text.affinity if asked.spread else None

@@ -22,18 +22,21 @@ from torch import Tensor
 from sdattn.errors import CaptureError
 
 from .layouts import Layout, ModelCall, read_layout
+from .notes import (
+    ANOTHER_ATTENTION,
+    ANOTHER_BLOCK,
+    ANOTHER_PATCH,
+    DRAWN_AGAIN,
+    FEWER_LAYERS,
+    OTHER_TEXTS,
+    UNKNOWN_TO_OTHERS,
+    names_of,
+)
 from .runs import Conditioning, Run, Settings, executing_node
+from .stand_in import OVERRIDE, StandIn, selected
 from .summing import Chunk, add, by_head, grouped, rows_of
 
 KEY = "sdattn"
-OVERRIDE = "optimized_attention_override"
-DRAWN_AGAIN = "The {} text was drawn again within a step (perturbed guidance); the first counts."
-ANOTHER_PATCH = "Another node changes the text between the layers (attn2_patch of {})."
-ANOTHER_ATTENTION = (
-    "Another node computes the attention to the text by itself and does not show it ({}). Maps are "
-    "of the queries and keys that it was given."
-)
-OTHER_TEXTS = "Another node attends to further texts or images in some layers; they are not shown."
 
 
 def _watches(method: Callable[..., Any]) -> Callable[..., Any]:
@@ -66,12 +69,14 @@ class Recorder:
         self._layout: Layout | None = None
         self._chunks: list[Chunk] = []
         self._given: Tensor | None = None  # keys that another node's attention was given
+        self._selected: Any = None  # the override that chooses what would run without one
 
     def __deepcopy__(self, memo: object) -> "Recorder":
         return self  # a model's options are copied
 
     def install(self, patcher: Any) -> None:
         """Add the wrappers to a clone of the model."""
+        self._selected = selected(patcher)
         for kind in ("outer_sample", "predict_noise", "calc_cond_batch", "apply_model"):
             patcher.add_wrapper_with_key(kind, KEY, getattr(self, f"_{kind}"))
 
@@ -141,11 +146,19 @@ class Recorder:
     ) -> Tensor:
         options = dict(transformer_options)
         self._begin_call(executor.class_obj, latent, text, given, options)
+        run = self._run
+        before = 0 if run is None else run.shown
         if self._chunks:
-            options[OVERRIDE] = functools.partial(self._attend, options.get(OVERRIDE))
+            override = options.get(OVERRIDE)
+            attend = functools.partial(self._attend, override)
+            known = self._selected if override is None else override
+            options[OVERRIDE] = StandIn(attend, known, self._note_asked)
             options["patches_replace"] = self._watched(options.get("patches_replace", {}))
         try:
-            return executor(latent, sigma, concat, text, control, options, **given)
+            output = executor(latent, sigma, concat, text, control, options, **given)
+            if run is not None:
+                run.most = max(run.most, run.shown - before)
+            return output
         finally:
             self._layout = None
             self._chunks = []  # which hold the latent and the text
@@ -165,7 +178,7 @@ class Recorder:
             return
         run.calls += 1
         if "attn2_patch" in options.get("patches", {}):
-            run.notes[ANOTHER_PATCH.format(_names_of(options["patches"]["attn2_patch"]))] = None
+            run.notes[ANOTHER_PATCH.format(names_of(options["patches"]["attn2_patch"]))] = None
         kinds = options["cond_or_uncond"]
         each = len(latent) // len(kinds)
         is_kept = not self.settings.second_half or 2 * run.step + 1 >= run.n_steps
@@ -188,6 +201,8 @@ class Recorder:
                 drawn.images = each
                 chunks.append(Chunk(drawn, slice(number * each, (number + 1) * each), repeats))
         self._chunks = chunks
+        if chunks:
+            run.layers = run.layers or self._layout.layers()
 
     def _conditioning(self, name: str, kind: int, uuid: object) -> Conditioning:
         cond = next(cond for cond in self._conds[kind] if cond["uuid"] == uuid)
@@ -209,28 +224,45 @@ class Recorder:
         return output
 
     def _watched(self, replaced: Mapping[str, Any]) -> dict[str, Any]:
-        """Return other nodes' replacements of the attention to the text, each watched."""
-        patches = replaced.get("attn2")
-        if not patches:
-            return dict(replaced)
-        watched = {block: functools.partial(self._replaced, p) for block, p in patches.items()}
-        return {**replaced, "attn2": watched}
+        """Return other nodes' replacements, those of the attention to the text and of whole blocks
+        watched."""
+        watched = dict(replaced)
+        for kind, watch in (("attn2", self._replaced), ("dit", self._replaced_block)):
+            if kind in replaced:
+                watched[kind] = {
+                    block: StandIn(functools.partial(watch, patch), patch)
+                    for block, patch in replaced[kind].items()
+                }
+        return watched
+
+    def _note_asked(self, module: str, name: str) -> None:
+        if self._run is not None:
+            self._run.notes[UNKNOWN_TO_OTHERS.format(module, name)] = None
 
     def _replaced(
         self, patch: Any, query: Tensor, key: Tensor, value: Tensor, options: Mapping[str, Any]
     ) -> Tensor:
-        """Run another node's attention. If it does not show its calls, its queries and keys are
-        those that it was given."""
+        """Run another node's attention. If it does not show its attention to the text, its queries
+        and keys are those that it was given."""
         run = self._run
         self._given = key
-        before = 0 if run is None else run.attended
+        before = 0 if run is None else run.shown
         try:
             output = patch(query, key, value, options)
         finally:
             self._given = None
-        if run is not None and run.attended == before:
-            run.notes[ANOTHER_ATTENTION.format(_names_of([patch]))] = None
+        if run is not None and run.shown == before:
+            run.notes[ANOTHER_ATTENTION.format(names_of([patch]))] = None
             self._see(query, key, value, options["n_heads"], transformer_options=options)
+        return output
+
+    def _replaced_block(self, patch: Any, *args: Any, **kwargs: Any) -> Any:
+        """Run another node's block of the model, and note if it shows no attention to the text."""
+        run = self._run
+        before = 0 if run is None else run.shown
+        output = patch(*args, **kwargs)
+        if run is not None and run.shown == before:
+            run.notes[ANOTHER_BLOCK.format(names_of([patch]))] = None
         return output
 
     @_watches
@@ -263,6 +295,7 @@ class Recorder:
                 "row belongs to is not known. Another node splits the batch (regional prompting "
                 "does so); take it out."
             )
+        run.shown += bool(look.texts)
         dim = query.shape[-1] if skip_reshape else query.shape[-1] // heads
         query = by_head(query, dim, skip_reshape)
         key = grouped(by_head(key, dim, skip_reshape), query.shape[1])
@@ -291,10 +324,7 @@ class Recorder:
 
     @_watches
     def _end_run(self, run: Run) -> None:
+        if 0 < run.most < run.layers:
+            run.notes[FEWER_LAYERS.format(run.most, run.layers)] = None
         for text in run.conditionings.values():
             text.leave_device()
-
-
-def _names_of(patches: Sequence[Any]) -> str:
-    kinds = [patch if hasattr(patch, "__qualname__") else type(patch) for patch in patches]
-    return ", ".join(f"{kind.__module__}.{kind.__qualname__}" for kind in kinds)

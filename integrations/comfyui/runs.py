@@ -138,7 +138,9 @@ class Run:
         n_steps: steps of its schedule.
         conditionings: by the sampler's input and the number that ComfyUI gave the text.
         step: steps that are done.
-        calls, attended: calls of the model, and of its attention functions.
+        calls, attended, shown: calls of the model, of its attention functions, and of those to the
+            text.
+        layers, most: layers that attend to the text, and the most that showed it in a call.
         over_budget: steps that were not kept apart, for lack of bytes.
         is_whole: the run came to its end.
         problem: the first thing that could not be followed.
@@ -151,6 +153,9 @@ class Run:
     step: int = 0
     calls: int = 0
     attended: int = 0
+    shown: int = 0
+    layers: int = 0
+    most: int = 0
     over_budget: set[int] = field(default_factory=set)
     is_whole: bool = False
     problem: str = ""

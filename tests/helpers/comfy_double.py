@@ -51,6 +51,10 @@ class UNetModel:
     blocks = (("input", 1), ("middle", 0), ("output", 0))
     levels = (0, 1, 0)
 
+    def named_modules(self):
+        names = [f"{number}.attn2" for number in range(3)]  # and attention to the image alone
+        return [(name, self) for name in [*names, *(f"{number}.attn1" for number in range(4))]]
+
     def __call__(self, x, context, options, **_):
         size = x.shape[-2:]
         for number, (block, level) in enumerate(zip(self.blocks, self.levels, strict=True)):
@@ -62,7 +66,11 @@ class UNetModel:
             tokens = x.flatten(2).mT
             for kind, source in enumerate((tokens, context)):
                 given = (tokens, source @ weights(9 * number + kind), source)
-                tokens = tokens + attention(*given, HEADS, transformer_options=options)
+                replaced = options.get("patches_replace", {}).get(f"attn{kind + 1}", {}).get(block)
+                if replaced:
+                    tokens = tokens + replaced(*given, {**options, "n_heads": HEADS})
+                else:
+                    tokens = tokens + attention(*given, HEADS, transformer_options=options)
             x = tokens.mT.unflatten(2, tuple(grid))
         return interpolate(x, size=size, mode="nearest")
 
@@ -71,19 +79,28 @@ class Flux:
     """A double block and a single one over [text, image], 2x2 cells of the latent a token."""
 
     patch_size = 2
+    double_blocks = single_blocks = (None,)
 
     def __call__(self, x, context, options, **_):
         size = x.shape[-2:]
         image = torch.nn.functional.avg_pool2d(x, 2, ceil_mode=True)
         tokens = torch.cat([context, image.flatten(2).mT], 1)
+        replaced = options.get("patches_replace", {}).get("dit", {})
         for number, kind in enumerate(("double", "single")):
             options["block_type"] = kind
             options["block_index"] = 0
-            given = (by_head(y, False) for y in (tokens, tokens @ weights(number), tokens))
-            told = {"skip_reshape": True, "transformer_options": options}
-            tokens = tokens + attention(*given, HEADS, **told)
+            args = {"img": tokens, "weights": weights(number), "transformer_options": options}
+            patch = replaced.get((f"{kind}_block", 0))
+            made = patch(args, {"original_block": self.block}) if patch else self.block(args)
+            tokens = made["img"]
         image = tokens[:, context.shape[1] :].mT.unflatten(2, image.shape[-2:])
         return interpolate(image, size=size, mode="nearest")
+
+    def block(self, args):
+        tokens = args["img"]
+        given = (by_head(y, False) for y in (tokens, tokens @ args["weights"], tokens))
+        told = {"skip_reshape": True, "transformer_options": args["transformer_options"]}
+        return {"img": tokens + attention(*given, HEADS, **told)}
 
 
 @dataclass
@@ -119,13 +136,29 @@ class Patcher:
     def clone(self):
         held = {kind: list(wrappers) for kind, wrappers in self.wrappers.items()}
         options = dict(self.model_options["transformer_options"])
-        return Patcher(self.model, {"transformer_options": options}, held)
+        return type(self)(self.model, {"transformer_options": options}, held)
+
+    def set_model_patch_replace(self, patch, name, *block):
+        options = self.model_options["transformer_options"]
+        replaced = options.get("patches_replace", {})
+        ours = {**replaced.get(name, {}), block: patch}
+        options["patches_replace"] = {**replaced, name: ours}
 
     def add_wrapper_with_key(self, kind, key, wrapper):
         self.wrappers.setdefault(kind, []).append(wrapper)
 
     def run(self, kind, inside, class_obj, *args, **kwargs):
         return Executor(inside, class_obj, self.wrappers.get(kind, []))(*args, **kwargs)
+
+
+class ChoosingPatcher(Patcher):
+    """One of newer versions, whose *Model Attention Backend* sets an override."""
+
+    def set_model_optimized_attention(self, optimized_attention):
+        def optimized_attention_override(_, *args, **kwargs):
+            return optimized_attention(*args, **kwargs)
+
+        self.model_options["transformer_options"][OVERRIDE] = optimized_attention_override
 
 
 @dataclass
@@ -229,6 +262,12 @@ class Clip:
     def tokenize(self, text, return_word_ids=False):
         return {name: part.chunks(text) for name, part in self.tokenizer.parts.items()}
 
+    def encode_from_tokens(self, tokens):
+        """Return states of the first encoder, each its own token's: ``[1, columns, width]``."""
+        chunks = next(iter(tokens.values()))
+        numbers = torch.tensor([token for chunk in chunks for token, _, _ in chunk])
+        return torch.sin(numbers[:, None] * torch.arange(1.0, WIDTH + 1))[None]
+
 
 class Tokenizers:
     def __init__(self, **parts):
@@ -246,6 +285,7 @@ class Part:
     embeddings: dict = field(default_factory=dict)  # vectors by name
     template: str = "{}"
     embedding_size: int = WIDTH
+    has_weights: bool = False  # reads (cat:1.3), and what has another weight apart
 
     def __post_init__(self):
         self.start_token = self.tokenizer.bos_token_id
@@ -262,15 +302,46 @@ class Part:
         return chunks
 
     def groups(self, text):
-        parts = re.split(r"(embedding:\w+)", text) if self.embeddings else [text]
-        for word, part in enumerate(parts, 1):
-            vectors = self.embeddings.get(part.removeprefix("embedding:"))
-            if vectors is not None and part.startswith("embedding:"):
-                yield [(vector, 1.0, word) for vector in vectors]
-            else:
-                ids = self.tokenizer(part, add_special_tokens=False)["input_ids"]
-                yield [(one, 1.0, word) for one in ids]
+        weighted = token_weights(escape_important(text), 1.0) if self.has_weights else [(text, 1.0)]
+        word = 0
+        for part, weight in weighted:
+            part = unescape_important(part)
+            for piece in re.split(r"(embedding:\w+)", part) if self.embeddings else [part]:
+                word += 1
+                vectors = self.embeddings.get(piece.removeprefix("embedding:"))
+                if vectors is not None and piece.startswith("embedding:"):
+                    yield [(vector, weight, word) for vector in vectors]
+                else:
+                    ids = self.tokenizer(piece, add_special_tokens=False)["input_ids"]
+                    yield [(one, weight, word) for one in ids]
 
     def untokenize(self, pairs):
         names = {number: piece for piece, number in self.tokenizer.get_vocab().items()}
         return [(pair, names[pair[0]]) for pair in pairs]
+
+
+def token_weights(text, weight):
+    """Return the parts of a text with their weights, as ``comfy.sd1_clip`` does."""
+    found = []
+    while text:
+        before, opened, text = text.partition("(")
+        found += [(before, weight)] if before else []
+        depth = end = int(bool(opened))
+        while opened and depth:
+            depth += {"(": 1, ")": -1}.get(text[end - 1], 0)
+            end += 1
+        inner, text = text[: max(end - 2, 0)], text[max(end - 1, 0) :]
+        name, colon, number = inner.rpartition(":")
+        if colon and number.replace(".", "", 1).isdigit():
+            found += token_weights(name, float(number))
+        elif inner:
+            found += token_weights(inner, 1.1 * weight)
+    return found
+
+
+def escape_important(text):
+    return text.replace("\\(", "\0[").replace("\\)", "\0]")
+
+
+def unescape_important(text):
+    return text.replace("\0[", "(").replace("\0]", ")")

@@ -6,6 +6,7 @@ from helpers import comfy_double as comfy
 from helpers.tiny_tokenizers import tiny_tokenizer
 
 from integrations.comfyui import NODE_CLASS_MAPPINGS
+from integrations.comfyui.reading import Asked, heatmaps
 from sdattn import CaptureError
 from sdattn.errors import InvalidValueError
 
@@ -100,6 +101,7 @@ def test_words_of_a_spot_come_by_their_share():
     found = Spot().tell(**told, x=40, y=30, most=2)
     words, table = found["result"]
     assert len(words.split(", ")) == 2 and table.count("\n") == 1
+    assert found["ui"] == {"text": [table]}  # which web/words_at_spot.js shows
     with pytest.raises(InvalidValueError, match="outside the image of 96x64"):
         Spot().tell(**told, x=96, y=0)
 
@@ -121,6 +123,21 @@ def test_of_several_texts_the_connected_one_is_meant():
     assert not torch.equal(*masks)
     (negative,) = Mask().mask(**told, word="cat", side="negative")
     assert negative.any()
+
+
+def test_what_the_sampler_got_tells_concatenated_prompts_from_one_with_a_line_of_dashes():
+    """Both have two chunks of 77 columns."""
+    parts = " ".join(["cat"] * 50), " ".join(["a"] * 40)
+    both = "\n---\n".join(parts)
+    found = []
+    for texts in (parts, (both,)):
+        encoded = [CLIP.encode_from_tokens(CLIP.tokenize(text)) for text in texts]
+        patched, attention = Watch().watch(comfy.Patcher(comfy.Base(comfy.UNetModel())))
+        positive = [[torch.cat(encoded, 1), {}]]
+        comfy.Guider(patched, positive, [[comfy.states(9, 77), {}]]).sample(comfy.latents(*LATENT))
+        asked = Asked(CLIP, both, torch.rand(1, *PIXELS, 3))
+        found.append(heatmaps(attention, asked)[0].prompt.find("a")[0])
+    assert found == [(78,), (54,)]
 
 
 def test_other_images_words_and_a_sampler_that_did_not_run_are_refused():

@@ -91,7 +91,8 @@ def check_maps(model, prompt="a cat left of a pizza", positive=None, **of_oracle
     assert torch.equal(plain, seen), f"{model.name}: latents differ by {(plain - seen).abs().max()}"
     assert plain.isfinite().all(), f"{model.name}: latents are not finite"
     run = recorder.runs[None]
-    assert not run.problem, f"{model.name}: {run.problem}"
+    assert not run.problem and not run.notes, f"{model.name}: {run.problem} {run.notes}"
+    assert run.most == run.layers > 0, f"{model.name}: {run.most} of {run.layers} layers"
     worst = 0.0
     compared = 0
     for one in run.conditionings.values():

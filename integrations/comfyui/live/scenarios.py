@@ -174,6 +174,27 @@ def concatenated_texts(model):
     refused(recorder, model, odd(model), "a cat", "cannot be told")
 
 
+def a_line_of_dashes(model):
+    """One prompt that has such a line, short and as long as two concatenated ones."""
+    import nodes
+
+    (positive, negative) = texts(model, "a cat\n---\na pizza", "blurry")
+    recorder = both(model, positive, negative, odd(model))
+    maps = maps_of(recorder, model, odd(model), "a cat\n---\na pizza")[0]
+    for word in ("cat", "pizza"):
+        tokens = [maps.prompt.tokens[column].text for column in maps[word].columns]
+        assert all(word[:2] in token for token in tokens[:1]), (word, tokens)
+    if model.name not in ("sd15", "sdxl"):  # whose chunks have as many columns either way
+        return
+    parts = " ".join(["cat"] * 50), " ".join(["pizza"] * 40)
+    whole, *apart = texts(model, "\n---\n".join(parts), *parts)
+    (concatenated,) = nodes.ConditioningConcat().concat(*apart)
+    for drawn, column in ((whole, 52), (concatenated, 78)):
+        recorder = both(model, drawn, negative, odd(model))
+        maps = maps_of(recorder, model, odd(model), "\n---\n".join(parts))[0]
+        assert maps.prompt.find("pizza")[0] == (column,), maps.prompt.find("pizza")[0]
+
+
 def a_second_sampler(model):
     positive, negative = texts(model, "a cat left of a pizza", "blurry")
     rows, cols = SIZES[model.name]
@@ -425,6 +446,37 @@ def patches_of_other_nodes(model):
     assert "attn2_patch" in "".join(run.notes), run.notes
 
 
+def blocks_of_other_nodes(model):
+    """A block that shows no attention is named; one that knows the override stays as it is."""
+    if model.name not in ("flux", "chroma", "qwen_image", "sd3"):
+        return
+    positive, negative = texts(model, "a cat left of a pizza", "blurry")
+    seen = []
+
+    def leaves_out(args, extra):
+        return {name: args[name] for name in ("img", "txt")}
+
+    def scales(args, extra):
+        override = args["transformer_options"].get(OVERRIDE)
+        closure = getattr(override, "__closure__", None) or ()
+        known = [cell.cell_contents.__module__ for cell in closure]
+        seen.append(override is None or "comfy.ldm.modules.attention" in known)
+        made = extra["original_block"](args)
+        return {**made, "img": 0.5 * made["img"]} if seen[-1] else made
+
+    for patch in (leaves_out, scales):
+        is_newer = hasattr(model.patcher, "set_model_optimized_attention")
+        if patch is scales and not is_newer:
+            continue
+        patcher = model.patcher.clone()
+        patcher.set_model_patch_replace(patch, "dit", "double_block", 0)
+        recorder = both(model, positive, negative, odd(model), patcher)
+        (run,) = recorder.runs.values()
+        assert not run.problem, run.problem
+        assert any(patch.__name__ in note for note in run.notes) == (patch is leaves_out)
+        assert (run.most < run.layers) == (patch is leaves_out), (run.most, run.layers)
+
+
 def perturbed_guidance(model):
     """The core's node: the prompt is drawn a second time in each step, with other attention."""
     if model.name not in ("sd15", "sdxl"):
@@ -562,6 +614,7 @@ SCENARIOS = (
     areas_masks_and_times,
     an_area_beyond_the_latent,
     concatenated_texts,
+    a_line_of_dashes,
     a_second_sampler,
     overrides_before_and_after,
     model_attention_backend,
@@ -572,6 +625,7 @@ SCENARIOS = (
     every_head,
     self_attention,
     patches_of_other_nodes,
+    blocks_of_other_nodes,
     perturbed_guidance,
     control_net,
     reference_images,

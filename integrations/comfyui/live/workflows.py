@@ -14,6 +14,7 @@ from .models import newer
 HOME = core.NODES / "example_workflows"
 PROMPT = "a cat left of a pizza"
 LOADERS = ("CheckpointLoaderSimple", "UNETLoader", "CLIPLoader", "DualCLIPLoader", "VAELoader")
+SHOWN = {"SaveImage": 260, "SdattnWordsAtSpot": 150}  # pixels of what a node shows on the page
 SOCKETS = {"INT", "FLOAT", "STRING", "BOOLEAN", "COMBO"}  # types that are widgets, with lists
 
 
@@ -192,7 +193,9 @@ def saved(graph):
     below = {}
     placed = []
     for name, kind, made, sockets, widgets in found:
-        height = 60 + 24 * (len(sockets) + len(widgets)) + 40 * (kind == "CLIPTextEncode")
+        rows = len(sockets) + len(widgets)
+        texts = sum(told.get("multiline", False) for _, told in inputs_of(made).values())
+        height = 60 + 24 * rows + 60 * texts + SHOWN.get(kind, 0)
         top = below.get(depth[name], 0)
         below[depth[name]] = top + height + 60
         named = getattr(made, "RETURN_NAMES", None) or made.RETURN_TYPES
