@@ -51,11 +51,8 @@ def info(
     if waiting is None:
         pipe = load({"model": model, "device": device, **loading}, output)
     else:
-        pipe = pipeline_without_weights(waiting.folder) if waiting.folder else None
+        pipe = pipeline_without_weights(waiting.folder)
         _print_download(output, waiting, pipe)
-    if pipe is None:  # a checkpoint: its class and its layers are not known without its weights
-        output.print(f"sdattn generate -m {model} PROMPT fetches and loads it")
-        return
     found = find_denoiser(pipe).layers
     latent = latent_size(pipe)
     columns = _columns(pipe)
@@ -122,7 +119,7 @@ def _not_fetched(output: Output, model: str, loading: Given) -> "HubModel | None
     return found if found.missing or found.repository.refused else None
 
 
-def _print_download(output: Output, model: "HubModel", pipe: "Pipeline | None") -> None:
+def _print_download(output: Output, model: "HubModel", pipe: "Pipeline") -> None:
     """Print what is to be fetched, on which terms, and the memory that the weights take."""
     from torch import nn
 
@@ -138,18 +135,15 @@ def _print_download(output: Output, model: "HubModel", pipe: "Pipeline | None") 
         )
         told = {"files": len(model.missing), "bytes": size, "license": terms}
         told["gated"] = bool(repository.gated)
-    if pipe is not None:
-        weights = sum(
-            weight.numel()
-            for part in pipe.components.values()
-            if isinstance(part, nn.Module)
-            for weight in part.parameters()
-        )
-        output.print(
-            f"its {weights / 1e6:,.0f} million weights take {size_text(4 * weights)} in float32, "
-            f"and {size_text(2 * weights)} in a half type"
-        )
-        told["weights"] = weights
+    weights = 0
+    for part in pipe.components.values():
+        if isinstance(part, nn.Module):
+            weights += sum(weight.numel() for weight in part.parameters())
+    output.print(
+        f"its {weights / 1e6:,.0f} million weights take {size_text(4 * weights)} in float32, and "
+        f"{size_text(2 * weights)} in a half type"
+    )
+    told["weights"] = weights
     output.answer({"model": str(repository.name), "hub": told})
 
 

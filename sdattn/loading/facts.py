@@ -82,9 +82,9 @@ def _index_of(model: str, revision: str | None, config: str | None) -> Given:
         return {}
     if path.is_dir():
         return read_object(path / "model_index.json")
-    from .single_files import settings_name
+    from .single_files import Header
 
-    return _index_of(config or settings_name(path), None, None)
+    return _index_of(config or Header.of_file(path).settings_name, None, None)
 
 
 def _opened(model: str) -> tuple[Path, Given]:

@@ -13,6 +13,7 @@ from ..files.records import read_object
 from .folder import PipelineFolder
 from .options import LoadingOptions
 from .repository import LORA, HubName, Repository, cache_of, some_of
+from .single_files import Header
 from .weights import PICKLES
 
 _TRANSFORMERS = ("model.safetensors", "model.safetensors.index.json")
@@ -36,13 +37,15 @@ class HubModel:
     """A model of the hub, whose settings are on this machine, and whose weights may not be.
 
     Attributes:
+        folder: the folder of its settings, judged.
         names: the files that it is made of.
-        folder: its folder, judged; None for a checkpoint.
+        is_file: True for a checkpoint, whose settings are another model's.
     """
 
     repository: Repository
+    folder: PipelineFolder
     names: list[str]
-    folder: PipelineFolder | None
+    is_file: bool = False
 
     @classmethod
     def find(cls, name: HubName, options: LoadingOptions, *, settings: bool = False) -> "HubModel":
@@ -63,17 +66,27 @@ class HubModel:
         file = name.file or _only_checkpoint(repository)
         if file is not None:
             repository.check(file)
-            return cls(repository, [file], None)
+            options.check_fit(str(name), is_file=True)
+            is_here = not repository.missing([file])
+            header = (
+                Header.of_file(repository.fetch([file]) / file)
+                if is_here
+                else Header.on_hub(repository, file)
+            )
+            there = header.settings_folder(options.config)
+            folder = PipelineFolder.judged(there, options, settings=True)
+            return cls(repository, folder, [file], is_file=True)
+        options.check_fit(str(name), is_file=False)
         alone = settings and repository.refused is not None
         folder = settings_in(repository, options, settings=alone)
         folder.dtype(None, half=True)
-        return cls(repository, folder.files.settings + folder.files.weights, folder)
+        return cls(repository, folder, folder.files.settings + folder.files.weights)
 
     def fetch(self) -> Path:
         """Return the folder, or the checkpoint's file, with all that is missing."""
         there = self.repository.fetch(self.names)
         self.repository.warn_if_not_asked()
-        return there if self.folder else there / self.names[0]
+        return there / self.names[0] if self.is_file else there
 
     @property
     def missing(self) -> list[str]:

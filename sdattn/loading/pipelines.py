@@ -17,7 +17,7 @@ from .lora import load_loras, read_loras
 from .options import LoadingOptions, note_options
 from .quiet import no_notices
 from .repository import HubName
-from .single_files import load_single_file, settings_folder
+from .single_files import Header, load_single_file
 
 
 @known_options(torch_dtype="dtype")
@@ -97,7 +97,6 @@ def load_pipeline(
     with named_on_hub(name):
         if name is not None:
             path = HubModel.find(name, options).fetch()
-            options.check_fit(model, is_file=path.is_file())
         assert path is not None
         pipe = _load(path, name, options, dtype, half=device.type == "cuda")
     pipe.register_to_config(_name_or_path=str(name or path))
@@ -118,7 +117,7 @@ def _load(
     """Return the pipeline of a folder or a checkpoint, on the CPU; ``half`` as in
     PipelineFolder.dtype()."""
     if path.is_file():
-        settings = settings_folder(path, options.config)
+        settings = Header.of_file(path).settings_folder(options.config)
         folder = PipelineFolder.judged(settings, options, settings=True)
         with named_errors(folder.path):
             return load_single_file(path, folder, folder.dtype(dtype, half))

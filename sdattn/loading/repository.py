@@ -118,7 +118,7 @@ class Repository:
             SdattnError: see :func:`asking_hub`; the cache has nothing of it either.
         """
         try:
-            with _asking(name):
+            with asking(name):
                 return cls._listed(name)
         except SdattnError as error:
             cached = cls._cached(name, error)
@@ -236,7 +236,7 @@ class Repository:
             with suppress(FileNotFoundError):  # it has just become whole
                 remains[part] = part.stat()
         with ExitStack() as during:
-            during.enter_context(_asking(self.name))
+            during.enter_context(asking(self.name))
             during.enter_context(_small_pieces())
             if during.enter_context(own_progress()) and needed > _LITTLE:
                 what = f"{len(missing)} of {len(self.files)} files of {self.name.repo}"
@@ -259,7 +259,7 @@ def cache_of(name: HubName) -> Path:
 
 
 @contextmanager
-def _asking(name: HubName) -> Iterator[None]:
+def asking(name: HubName) -> Iterator[None]:
     """Ask the hub for a model, with its library's own warnings and advice switched off."""
     log = logging.getLogger("huggingface_hub")
     level = log.level

@@ -6,6 +6,7 @@ folder: the one that is passed, else the one that diffusers names for such a fil
 
 import inspect
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -16,7 +17,7 @@ from ..models.pipeline import Pipeline
 from .file_errors import loading_errors
 from .folder import PipelineFolder
 from .index import as_dtype, check_whole
-from .repository import HubName, Repository
+from .repository import HubName, Repository, asking
 
 _SETTINGS = (".json", ".txt", ".model")  # of a folder on the hub, without its weights
 _VOCABULARIES = ("tokenizer.json", "vocab.json")  # either will do
@@ -28,22 +29,93 @@ _ADVICE = (
 )
 
 
-def settings_folder(file: Path, config: str | None) -> Path:
-    """Return the folder with the settings for a checkpoint: ``config``, or the one that diffusers
-    names, fetched. Raise ValueError if the file is not a checkpoint or there are no settings,
-    OSError if ``config`` cannot be fetched."""
-    tensors = _header(file)
-    if config is not None:
-        here = Path(config).expanduser()
-        return here if here.is_dir() else _fetched(config)
-    try:
-        return _fetched(_settings_name(file, tensors))
-    except AccessError as error:
-        raise InvalidValueError(
-            f"{file} holds no settings for its models, and the ones that diffusers names for "
-            f"it cannot be fetched. {error} Pass `config`: the folder of a model of the same "
-            "family that diffusers saved (its weights are not needed), or its hub id."
-        ) from error
+@dataclass(frozen=True)
+class Header:
+    """What the first bytes of a checkpoint tell: its tensors without their values, on torch's meta
+    device, and the names that trainers write beside them.
+
+    Attributes:
+        where: the file's path, or its name on the hub.
+    """
+
+    where: str
+    tensors: Mapping[str, torch.Tensor]
+    told: Mapping[str, str]
+
+    @classmethod
+    def of_file(cls, file: Path) -> "Header":
+        """Read a file's header; raise ValueError if it is not safetensors."""
+        from safetensors import safe_open
+
+        if file.suffix != ".safetensors":  # diffusers decides by it how to read the file
+            raise InvalidValueError(
+                f"{file} does not end in .safetensors. Pickled checkpoints are not read, since "
+                "they can run code; convert them to safetensors first."
+            )
+        tensors = {}
+        with loading_errors(file, _WHAT, _ANEW), safe_open(file, framework="pt") as opened:
+            told = opened.metadata() or {}
+            for name in opened.keys():  # noqa: SIM118
+                tensors[name] = torch.empty(opened.get_slice(name).get_shape(), device="meta")
+        return cls(str(file), tensors, told)
+
+    @classmethod
+    def on_hub(cls, repository: Repository, file: str) -> "Header":
+        """Ask the hub for a file's header, which is a few hundred kB of it; raise OSError if it
+        cannot be had, ValueError if the file is not safetensors."""
+        from huggingface_hub import HfApi
+
+        name = repository.name
+        where = f"{name.repo}/{file}"
+        with asking(name), loading_errors(where, _WHAT, _ANEW):
+            found = HfApi().parse_safetensors_file_metadata(name.repo, file, revision=name.revision)
+        tensors = {}
+        for key, tensor in found.tensors.items():
+            tensors[key] = torch.empty(tensor.shape, device="meta")
+        return cls(where, tensors, found.metadata)
+
+    def check(self) -> None:
+        """Raise ValueError for a LoRA, and for a file without a text encoder, which diffusers would
+        take from the settings' folder."""
+        from diffusers.loaders.single_file_utils import is_clip_model_in_single_file
+        from transformers import CLIPTextModel
+
+        if any(".lora_" in name for name in self.tensors):
+            base = self.told.get("ss_sd_model_name") or self.told.get("ss_base_model_version")
+            raise InvalidValueError(
+                f"{self.where} is a LoRA{f', made for {base}' if base else ''}. Pass the model "
+                f"that it is for, and `lora={self.where!r}`."
+            )
+        if not is_clip_model_in_single_file(CLIPTextModel, self.tensors):
+            raise InvalidValueError(
+                f"{self.where} has no text encoder that diffusers reads. Pass the whole "
+                "checkpoint, or a diffusers folder; a LoRA is passed as `lora`, with its model."
+            )
+
+    @property
+    def settings_name(self) -> str:
+        """The hub id that diffusers names for such a file; ValueError if it knows none."""
+        from diffusers.loaders.single_file_utils import fetch_diffusers_config
+
+        with loading_errors(self.where, _WHAT, _ANEW):
+            return str(fetch_diffusers_config(self.tensors)["pretrained_model_name_or_path"])
+
+    def settings_folder(self, config: str | None) -> Path:
+        """Return the folder with the settings for the checkpoint: ``config``, or the one that
+        diffusers names, fetched. Raise ValueError if it is not a checkpoint or there are no
+        settings, OSError if ``config`` cannot be fetched."""
+        self.check()
+        if config is not None:
+            here = Path(config).expanduser()
+            return here if here.is_dir() else _fetched(config)
+        try:
+            return _fetched(self.settings_name)
+        except AccessError as error:
+            raise InvalidValueError(
+                f"{self.where} holds no settings for its models, and the ones that diffusers names "
+                f"for it cannot be fetched. {error} Pass `config`: the folder of a model of the "
+                "same family that diffusers saved (its weights are not needed), or its hub id."
+            ) from error
 
 
 def load_single_file(file: Path, folder: PipelineFolder, dtype: torch.dtype) -> Pipeline:
@@ -79,49 +151,6 @@ def load_single_file(file: Path, folder: PipelineFolder, dtype: torch.dtype) -> 
         if folder.options.tokenizer is not None:
             _exchange_tokenizers(pipe, folder.options.tokenizer)
     return pipe
-
-
-def settings_name(file: Path) -> str:
-    """Return the hub id that diffusers names for such a file."""
-    return _settings_name(file, _header(file))
-
-
-def _settings_name(file: Path, tensors: Mapping[str, torch.Tensor]) -> str:
-    from diffusers.loaders.single_file_utils import fetch_diffusers_config
-
-    with loading_errors(file, _WHAT, _ANEW):
-        return str(fetch_diffusers_config(tensors)["pretrained_model_name_or_path"])
-
-
-def _header(file: Path) -> dict[str, torch.Tensor]:
-    """Return a checkpoint's tensors without their values; raise ValueError if the file is not
-    safetensors, or has no text encoder, which diffusers would take from the settings' folder."""
-    from diffusers.loaders.single_file_utils import is_clip_model_in_single_file
-    from safetensors import safe_open
-    from transformers import CLIPTextModel
-
-    if file.suffix != ".safetensors":  # diffusers decides by it how to read the file
-        raise InvalidValueError(
-            f"{file} does not end in .safetensors. Pickled checkpoints are not read, since they "
-            "can run code; convert them to safetensors first."
-        )
-    tensors = {}
-    with loading_errors(file, _WHAT, _ANEW), safe_open(file, framework="pt") as opened:
-        told = opened.metadata() or {}
-        for name in opened.keys():  # noqa: SIM118
-            tensors[name] = torch.empty(opened.get_slice(name).get_shape(), device="meta")
-    if any(".lora_" in name for name in tensors):
-        base = told.get("ss_sd_model_name") or told.get("ss_base_model_version")
-        raise InvalidValueError(
-            f"{file} is a LoRA{f', made for {base}' if base else ''}. Pass the model that it is "
-            f"for, and `lora={str(file)!r}`."
-        )
-    if not is_clip_model_in_single_file(CLIPTextModel, tensors):
-        raise InvalidValueError(
-            f"{file} has no text encoder that diffusers reads. Pass the whole checkpoint, or a "
-            "diffusers folder; a LoRA is passed as `lora`, with its model."
-        )
-    return tensors
 
 
 def _fetched(text: str) -> Path:

@@ -1,0 +1,73 @@
+"""`sdattn info` of a model of the hub, before any of its weights are fetched."""
+
+import json
+
+import pytest
+from helpers.hub_commands import HubCommands
+from helpers.hub_repositories import CHECKPOINT, make_repositories
+from helpers.hub_server import HubServer
+
+
+@pytest.fixture(scope="module")
+def commands(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("hub")
+    with HubServer(make_repositories(folder / "repositories")) as hub:
+        with HubCommands(hub, folder) as commands:
+            yield commands
+
+
+@pytest.fixture(autouse=True)
+def _first(commands):
+    commands.hub.reset()
+    commands.empty_the_cache()
+
+
+def info(commands, *arguments, **variables):
+    done = commands.run("info", *arguments, "--json", **variables)
+    assert done.code == 0, done.err
+    return json.loads(done.out)
+
+
+def fetched(commands):
+    """The files that came whole; of a checkpoint on the hub the header comes alone."""
+    whole = (one for one in commands.hub.requests if one.method == "GET" and not one.range)
+    return [one.path for one in whole if one.path.startswith("/cdn/")]
+
+
+@pytest.mark.parametrize("name", ["acme/sd", "acme/sharded", "acme/single"])
+def test_it_says_the_same_as_once_the_model_is_here(commands, name):
+    before = info(commands, name)
+    assert fetched(commands) == []
+    hub = before.pop("hub")
+    draw = ("--steps", "1", "--width", "64", "--height", "64", "--device", "cpu", "--out", "run")
+    assert commands.run("generate", "a cat", "-q", "--force", "-m", name, *draw).code == 0
+    assert info(commands, name) == before
+
+    repository = commands.hub.repositories[name]
+    files = {file: (repository.folder / file).stat().st_size for file in repository.files()}
+    weights = [size for file, size in files.items() if file.endswith(".safetensors")]
+    assert (hub["files"], hub["license"], hub["gated"]) == (len(weights), "mit", False) or hub[
+        "files"
+    ] == len(weights) + 1  # with the list of the shards
+    assert sum(weights) <= hub["bytes"] < sum(weights) + 100_000
+    # a checkpoint's are saved in 16 bits, and headers are a few kB
+    bits = 2 if name == "acme/single" else 4
+    assert hub["weights"] * bits == pytest.approx(sum(weights), rel=0.2)
+
+
+def test_people_read_the_size_the_terms_and_the_memory(commands):
+    done = commands.run("info", "acme/single")
+    said = " ".join(done.out.split())
+    size = (commands.hub.repositories["acme/single"].folder / CHECKPOINT).stat().st_size
+    assert (
+        f"acme/single on the hub: 1 of 2 files to fetch, {size / 1e6:.1f} MB; license mit" in said
+    )
+    assert "in a half type" in said and "StableDiffusionPipeline acme/single" in said
+
+
+def test_a_hub_that_is_down_leaves_what_the_settings_tell(commands):
+    before = info(commands, "acme/sd")
+    commands.hub.drops = True
+    again = info(commands, "acme/sd")
+    assert again["layers"] == before["layers"]
+    assert "bytes" not in again["hub"]
