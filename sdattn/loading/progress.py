@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from multiprocessing import parent_process
 from pathlib import Path
+from stat import S_ISREG
 from types import TracebackType
 from typing import Any
 
@@ -26,7 +27,8 @@ class Download:
     once and every ten seconds, on stderr.
 
     Args:
-        folder: where the files arrive.
+        folder: where the files arrive, and where they are moved afterwards: to a snapshot if the
+            disk knows no links, as is usual on Windows.
         total: bytes that are missing.
         what: what is fetched, for the first line.
     """
@@ -82,8 +84,10 @@ def _bytes_in(folder: Path) -> int:
     written."""
     total = 0
     with suppress(OSError):  # a file that is renamed meanwhile
-        for path in folder.iterdir():
-            found = path.stat()
+        for path in folder.rglob("*"):
+            found = path.lstat()
+            if not S_ISREG(found.st_mode):  # a snapshot's link to a file that is counted
+                continue
             written = getattr(found, "st_blocks", None)  # of 512 bytes; Windows does not tell
             total += found.st_size if written is None else min(found.st_size, 512 * written)
     return total

@@ -239,7 +239,7 @@ class Repository:
             during.enter_context(_small_pieces())
             if during.enter_context(own_progress()) and needed > _LITTLE:
                 what = f"{len(missing)} of {len(self.files)} files of {self.name.repo}"
-                during.enter_context(Download(home / "blobs", needed, what))
+                during.enter_context(Download(home, needed, what))
             source = {"revision": self.name.revision, "cache_dir": constants.HF_HUB_CACHE}
             for name in missing:  # in this thread, where Ctrl-C ends it; other threads go on
                 if self.files[name].size > _LITTLE:

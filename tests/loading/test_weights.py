@@ -89,6 +89,12 @@ def test_a_variant_that_is_all_there_is_is_chosen_and_said(weights, variant):
     assert (files.variant, files.chosen) == (variant, True)
 
 
+def test_of_two_variants_of_all_parts_fp16_is_chosen():
+    others = (f"unet/{MODEL}.bf16.safetensors", "text_encoder/model.bf16.safetensors")
+    files = chosen([*SETTINGS, *HALF, *others])
+    assert (set(files.weights), files.variant) == (set(HALF), "fp16")
+
+
 @pytest.mark.parametrize(
     ("weights", "variant", "message"),
     [
