@@ -42,6 +42,7 @@ OTHERS = {  # that are no names of our code
     "NAME": "stands for a module, in a command",
     "PYTHON": "a variable of the environment, which shell scripts read",
     "My": "begins the name of the example's family",
+    "MyPipeline": "stands for a pipeline, in an example",
     "python3": "the program",
     "apt": "the system's package manager",
 }

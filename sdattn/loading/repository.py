@@ -288,7 +288,7 @@ def _small_pieces() -> Iterator[None]:
 def _remove_remains(home: Path, remains: Mapping[Path, os.stat_result]) -> None:
     """Remove parts of files that an earlier process left behind when it was killed.
 
-    The hub's library names a part by chance since 2.0 or so, and never uses it again. A part that
+    The hub's library names a part by chance since 1.18, and never uses it again. A part that
     another process still writes is known by its lock, and where a file system has no locks by its
     growth while this process fetched.
     """

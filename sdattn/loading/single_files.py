@@ -31,7 +31,7 @@ _ADVICE = (
 
 @dataclass(frozen=True)
 class Header:
-    """What the first bytes of a checkpoint tell: its tensors without their values, on torch's meta
+    """The first bytes of a checkpoint: its tensors without their values, on torch's meta
     device, and the names that trainers write beside them.
 
     Attributes:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
-from helpers.hub_server import Repository
+from helpers.hub_repository import Repository
 from helpers.ldm_checkpoints import filled, sd1
 from helpers.ldm_folders import save_settings
 from helpers.loras import save_lora

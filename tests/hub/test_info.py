@@ -45,11 +45,10 @@ def test_it_says_the_same_as_once_the_model_is_here(commands, name):
 
     repository = commands.hub.repositories[name]
     files = {file: (repository.folder / file).stat().st_size for file in repository.files()}
+    missing = [size for file, size in files.items() if ".safetensors" in file]
     weights = [size for file, size in files.items() if file.endswith(".safetensors")]
-    assert (hub["files"], hub["license"], hub["gated"]) == (len(weights), "mit", False) or hub[
-        "files"
-    ] == len(weights) + 1  # with the list of the shards
-    assert sum(weights) <= hub["bytes"] < sum(weights) + 100_000
+    assert (hub["files"], hub["bytes"]) == (len(missing), sum(missing))
+    assert (hub["license"], hub["gated"]) == ("mit", False)
     # a checkpoint's are saved in 16 bits, and headers are a few kB
     bits = 2 if name == "acme/single" else 4
     assert hub["weights"] * bits == pytest.approx(sum(weights), rel=0.2)
@@ -59,9 +58,7 @@ def test_people_read_the_size_the_terms_and_the_memory(commands):
     done = commands.run("info", "acme/single")
     said = " ".join(done.out.split())
     size = (commands.hub.repositories["acme/single"].folder / CHECKPOINT).stat().st_size
-    assert (
-        f"acme/single on the hub: 1 of 2 files to fetch, {size / 1e6:.1f} MB; license mit" in said
-    )
+    assert f"on the hub: 1 of 2 files to fetch, {size / 1e6:.1f} MB; license mit" in said
     assert "in a half type" in said and "StableDiffusionPipeline acme/single" in said
 
 
