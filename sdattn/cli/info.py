@@ -1,6 +1,7 @@
 """``sdattn info``: a model's attention layers, and the features that do not work with it."""
 
 from collections import Counter
+from collections.abc import Mapping
 from itertools import groupby
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -127,7 +128,7 @@ def _print_download(output: Output, model: "HubModel", pipe: "Pipeline") -> None
     told: dict[str, Any] = {}
     if repository.refused is None:
         size = repository.size(model.missing)
-        terms = str(repository.card.get("license", "not told"))
+        terms = _license(repository.card)
         access = "after its terms are accepted" if repository.gated else "for everybody"
         output.print(
             f"{repository.name} on the hub: {len(model.missing)} of {len(repository.files)} files "
@@ -145,6 +146,13 @@ def _print_download(output: Output, model: "HubModel", pipe: "Pipeline") -> None
     )
     told["weights"] = weights
     output.answer({"model": str(repository.name), "hub": told})
+
+
+def _license(card: Mapping[str, Any]) -> str:
+    """Return what a card says of the license; of one that the hub does not know, its own name."""
+    told = card.get("license") or "not told"
+    told = card.get("license_name") or told if told == "other" else told
+    return ", ".join(map(str, told)) if isinstance(told, list) else str(told)
 
 
 def _print_layers(output: Output, layers: "list[AttentionLayer]", latent: tuple[int, int]) -> None:

@@ -123,12 +123,17 @@ def _only_checkpoint(repository: Repository) -> str | None:
     files = [name for name in names if "/" not in name and name.endswith(".safetensors")]
     if "config.json" in names:
         _refuse_a_part(repository)
-    if len(files) == 1 and files[0] not in _TRANSFORMERS:
+    if len(files) == 1 and files[0] not in (*_TRANSFORMERS, "learned_embeds.safetensors"):
         return files[0]
     repo = repository.name.repo
-    if files and not {*_TRANSFORMERS} & {*names}:
+    if len(files) > 1 and not {*_TRANSFORMERS} & {*names}:
         paths = some_of([f"{repo}/{name}" for name in files])
         text = f"has {len(files)} checkpoints. Pass one of them: {paths}"
+    elif found := [name for name in names if name.startswith("learned_embeds")]:
+        text = (
+            "is a textual inversion, words for another model. Load that model in Python, call "
+            f"pipe.load_textual_inversion({repo!r}), and pass it to sdattn's functions"
+        )
     elif found := [name for name in names if name.endswith(PICKLES)]:
         text = (
             f"has its weights as {found[0]} and not as .safetensors. Pickles are not read, since "
@@ -165,7 +170,7 @@ def _refuse_a_part(repository: Repository) -> NoReturn:
     kinds = config.get("architectures")
     kind = config.get("_class_name") or (kinds[0] if isinstance(kinds, list) and kinds else None)
     raise InvalidValueError(
-        f"{repository.name.repo} on the hub is {f'a {kind}' if kind else 'one model'}, not a "
+        f"{repository.name.repo} on the hub is one model{f', {kind}' if kind else ''}, not a "
         "text-to-image pipeline of diffusers, which has a model_index.json. Pass the pipeline "
         "that it belongs to."
     )

@@ -54,6 +54,10 @@ _STATUS: dict[int, tuple[type[SdattnError], str]] = {
         "who logs in, with `hf auth login` or HF_TOKEN, may ask more often.",
     ),
 }
+_ANSWERED = (
+    AccessError,
+    "the hub answered {status}. Check that {hub}, as HF_ENDPOINT has it, is a hub of models.",
+)
 _DOWN = (AccessError, "the hub answered {status}: it is overloaded or down. Try again later.")
 _UNTRUSTED = (
     AccessError,
@@ -127,8 +131,8 @@ def _reason(names: set[str], status: int | None, texts: list[str]) -> tuple[type
             return reason
     if status in _STATUS:
         return _STATUS[status]
-    if status is not None and status >= 500:
-        return _DOWN
+    if status is not None and status >= 400:
+        return _DOWN if status >= 500 else _ANSWERED
     if any("CERTIFICATE_VERIFY_FAILED" in text for text in texts):
         return _UNTRUSTED
     if names & _LOST:

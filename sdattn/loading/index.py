@@ -56,7 +56,9 @@ def models_in(index: Mapping[str, Any]) -> dict[str, bool]:
         match entry:
             case [str(library), str(kind)]:
                 cls = getattr(home_of(library), kind, None)
-                parts[name] = _is_one_of(cls, {"ModelMixin", "PreTrainedModel"})
+                # what needs a package that is missing has a stand-in: of models, none
+                bases = {base.__name__ for base in getattr(cls, "__mro__", ())}
+                parts[name] = bool(bases & {"ModelMixin", "PreTrainedModel"})
     return parts
 
 
@@ -153,7 +155,7 @@ def _check_part(folder: Path, names: Collection[str], name: str, library: str, k
     if cls is not None and not _is_one_of(cls, _KINDS):
         _refuse_code(path, entry)
     if not any(file.startswith(f"{name}/") for file in names):
-        raise InvalidValueError(f"{path} names a {name}, and there is no folder {part}. {_ANEW}")
+        raise InvalidValueError(f"{path} names a {name}, and there is no file in {part}. {_ANEW}")
     if f"{name}/adapter_config.json" in names:
         raise InvalidValueError(
             f"{part} holds an adapter (adapter_config.json), which names another model to load. "
@@ -198,7 +200,7 @@ def _pairs(config: object) -> Iterator[tuple[str, object]]:
 
 def _check_shards(part: Path) -> None:
     """Refuse a list of shards that names pickles, or files elsewhere."""
-    for index in part.glob("*.safetensors.index.json"):
+    for index in part.glob("*.safetensors.*.json"):
         files = _object(index).get("weight_map")
         for file in files.values() if isinstance(files, dict) else [files]:
             if Path(str(file)).name != file or not file.endswith(".safetensors"):

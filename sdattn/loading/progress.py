@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from multiprocessing import parent_process
 from pathlib import Path
+from stat import S_ISREG
 from types import TracebackType
 from typing import Any
 
@@ -26,7 +27,8 @@ class Download:
     once and every ten seconds, on stderr.
 
     Args:
-        folder: where the files arrive.
+        folder: where the files arrive, and where they are moved afterwards: to a snapshot if the
+            disk knows no links, as is usual on Windows.
         total: bytes that are missing.
         what: what is fetched, for the first line.
     """
@@ -44,9 +46,8 @@ class Download:
         self._began = time.monotonic()
         say(f"fetching {self._what}, {size_text(self._total)}")
         if _has_bar():
-            from tqdm.auto import tqdm
-
-            self._bar = tqdm(total=self._total, unit="B", unit_scale=True, leave=False)
+            self._bar = _bar(self._total)
+            self._bar.start()
         self._thread.start()
 
     def __exit__(
@@ -55,7 +56,7 @@ class Download:
         self._ended.set()
         self._thread.join()
         if self._bar is not None:
-            self._bar.close()
+            self._bar.stop()
         if error is None:
             say(f"fetched {size_text(self._total)} in {time.monotonic() - self._began:.0f} s")
 
@@ -64,12 +65,35 @@ class Download:
         while not self._ended.wait(EVERY if self._bar is None else _BLINK):
             come = min(_bytes_in(self._folder) - self._there, self._total)
             if self._bar is not None:
-                self._bar.update(come - self._bar.n)
+                self._bar.update(self._bar.task_ids[0], completed=come)
                 continue
             speed = size_text(round((come - before) / EVERY))
             share = round(100 * come / max(self._total, 1))
             say(f"{size_text(come)} of {size_text(self._total)}, {share} %, {speed}/s")
             before = come
+
+
+def _bar(total: int) -> Any:
+    """Return a bar with bytes, speed and the time that is left, which vanishes at the end."""
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        DownloadColumn,
+        Progress,
+        TaskProgressColumn,
+        TimeRemainingColumn,
+        TransferSpeedColumn,
+    )
+
+    columns = BarColumn(), TaskProgressColumn(), DownloadColumn(), TransferSpeedColumn()
+    bar = Progress(
+        *columns,
+        TimeRemainingColumn(),
+        console=Console(stderr=True, force_terminal=True),
+        transient=True,
+    )
+    bar.add_task("", total=total)
+    return bar
 
 
 def _has_bar() -> bool:
@@ -82,8 +106,10 @@ def _bytes_in(folder: Path) -> int:
     written."""
     total = 0
     with suppress(OSError):  # a file that is renamed meanwhile
-        for path in folder.iterdir():
-            found = path.stat()
+        for path in folder.rglob("*"):
+            found = path.lstat()
+            if not S_ISREG(found.st_mode):  # a snapshot's link to a file that is counted
+                continue
             written = getattr(found, "st_blocks", None)  # of 512 bytes; Windows does not tell
             total += found.st_size if written is None else min(found.st_size, 512 * written)
     return total

@@ -33,7 +33,8 @@ _NAME = re.compile(r"([\w-][\w.-]*/[\w-][\w.-]*)(?:/([^/\\].*\.safetensors))?")
 _HOSTS = ("huggingface.co", "www.huggingface.co", "hf.co")
 LORA = "pytorch_lora_weights.safetensors"  # as diffusers saves one
 _LITTLE = 1_000_000  # bytes that come without a word
-_PLACES = ("tree", "blob", "resolve")  # of a page's address, before the revision
+_PLACES = ("tree", "blob", "resolve", "commit")  # of a page's address, before the revision
+_NO_OWNERS = ("datasets", "spaces", "models", "collections", "docs")  # of other pages
 
 
 @dataclass(frozen=True)
@@ -65,18 +66,16 @@ class HubName:
                 f"{text} is not an address of the hub, {constants.ENDPOINT}. Download the file and "
                 "pass its path; for a mirror of the hub, set HF_ENDPOINT to its address."
             )
-        owner, _, rest = unquote(address.path).strip("/").partition("/")
-        name, _, rest = rest.partition("/")
-        place, _, rest = rest.partition("/")
-        named, _, file = rest.partition("/") if place in _PLACES else ("", "", "")
-        named = "" if named == "main" else named
+        steps = list(map(unquote, address.path.strip("/").split("/")))  # refs%2Fpr%2F1 is one
+        owner, name, place, named, *file = [*steps, "", "", "", ""][: max(len(steps), 4)]
+        named = named if place in _PLACES and named != "main" else ""
         if named and revision not in (None, named):
             advice = f"the address {text} names another revision. Leave one of them out."
             raise OptionError("revision", revision, advice)
-        if _NAME.fullmatch(f"{owner}/{name}") is None:
+        if owner in _NO_OWNERS or _NAME.fullmatch(f"{owner}/{name}") is None:
             raise InvalidValueError(f"{text} names no model. Pass its name, owner/name.")
-        is_weights = file.endswith(".safetensors")
-        return cls(f"{owner}/{name}", file if is_weights else None, revision or named or None)
+        weights = "/".join(file) if file and file[-1].endswith(".safetensors") else None
+        return cls(f"{owner}/{name}", weights, revision or named or None)
 
     def __str__(self) -> str:
         return f"{self.repo}/{self.file}" if self.file else self.repo
@@ -154,7 +153,7 @@ class Repository:
     def _cached(cls, name: HubName, refused: SdattnError) -> "Repository | None":
         """Return what the cache has of the revision, or None if it has nothing."""
         commit = name.revision or "main"
-        with suppress(FileNotFoundError):
+        with suppress(OSError):  # refs/pr is a folder there
             commit = (cache_of(name) / "refs" / commit).read_text().strip()
         folder = cache_of(name) / "snapshots" / commit
         files = {}
@@ -223,7 +222,7 @@ class Repository:
             self.check(name)
         if all((self.folder / name).is_file() for name in names):
             return self.folder
-        from huggingface_hub import constants, snapshot_download
+        from huggingface_hub import constants, hf_hub_download, snapshot_download
 
         missing = self.missing(names)
         home = cache_of(self.name)
@@ -240,13 +239,13 @@ class Repository:
             during.enter_context(_small_pieces())
             if during.enter_context(own_progress()) and needed > _LITTLE:
                 what = f"{len(missing)} of {len(self.files)} files of {self.name.repo}"
-                during.enter_context(Download(home / "blobs", needed, what))
-            there = snapshot_download(
-                self.name.repo,
-                revision=self.name.revision,
-                allow_patterns=list(map(glob.escape, names)),
-                cache_dir=constants.HF_HUB_CACHE,
-            )
+                during.enter_context(Download(home, needed, what))
+            source = {"revision": self.name.revision, "cache_dir": constants.HF_HUB_CACHE}
+            for name in missing:  # in this thread, where Ctrl-C ends it; other threads go on
+                if self.files[name].size > _LITTLE:
+                    hf_hub_download(self.name.repo, name, **source)
+            patterns = list(map(glob.escape, names))
+            there = snapshot_download(self.name.repo, allow_patterns=patterns, **source)
         _remove_remains(home, remains)
         return Path(there)
 

@@ -15,10 +15,10 @@ from typing import Literal
 from ..errors import InvalidValueError, OptionError
 
 _WEIGHTS = re.compile(  # in old files the variant is behind the number of the shard
-    r"(?:diffusion_pytorch_model|pytorch_model|model)(?:\.(\w+?))?"
-    r"(?:-\d+-of-(\d+))?(?:\.(\w+))?\.safetensors"
+    r"(?:diffusion_pytorch_model|pytorch_model|model)(?:\.([\w-]+?))?"
+    r"(?:-\d+-of-(\d+))?(?:\.([\w-]+))?\.safetensors"
 )
-_INDEX = re.compile(r"\w+\.safetensors(?:\.index\.(\w+)|\.(\w+)\.index|\.index)\.json")
+_INDEX = re.compile(r"\w+\.safetensors(?:\.index\.([\w-]+)|\.([\w-]+)\.index|\.index)\.json")
 _FORMATS = (".safetensors", ".onnx", ".pb", ".msgpack", ".h5", ".xml", ".gguf")  # of weights
 _ANEW = "Get the folder again, or save it again with pipe.save_pretrained(folder)."
 PICKLES = (".bin", ".ckpt", ".pt", ".pth", ".pkl", ".pickle")
@@ -55,16 +55,21 @@ class _Part:
         self.lists: dict[str | None, list[str]] = {}
         self.settings: list[str] = []
         self.pickles: list[str] = []
+        others = []  # a list of shards may name them as it likes
         for name in names:
             file = name.partition("/")[2]
             if found := _WEIGHTS.fullmatch(file):
                 self.weights.setdefault(found[1] or found[3], []).append(name)
             elif found := _INDEX.fullmatch(file):
                 self.lists.setdefault(found[1] or found[2], []).append(name)
+            elif file.endswith(".safetensors"):
+                others.append(name)
             elif file.endswith(PICKLES):
                 self.pickles.append(file)
             elif file.endswith(settings) and not file.endswith((*_FORMATS, ".py", ".index.json")):
                 self.settings.append(name)
+        for one in self.lists.keys() - self.weights.keys() if others else ():
+            self.weights[one] = others
 
     @property
     def variants(self) -> set[str]:
@@ -88,19 +93,24 @@ class _Part:
         )
 
     def of(self, variant: str | None) -> list[str]:
-        """Return the weights of a variant, else the plain ones, with the lists of their shards;
-        raise ValueError if a shard is missing."""
+        """Return the weights of a variant, else the plain ones, with the lists of their shards:
+        each whole set, if there are several, since diffusers and transformers do not prefer the
+        same; raise ValueError if a shard of the only set is missing."""
         one = variant if variant in self.weights else None
-        files = self.weights.get(one, [])
-        for name in files:
+        sets: dict[tuple[str | None, ...], list[str]] = {}
+        for name in self.weights.get(one, []):
             found = _WEIGHTS.fullmatch(name.partition("/")[2])
-            number = int(found[2]) if found and found[2] else len(files)
-            if number != len(files):
-                raise InvalidValueError(
-                    f"{self.path} has {len(files)} of the {number} files of its weights, {name} "
-                    f"among them. {_ANEW}"
-                )
-        return files + self.lists.get(one, [])
+            sets.setdefault(found.group(1, 2) if found else (None, None), []).append(name)
+        whole = []
+        for (_, number), files in sets.items():
+            whole += files if number is None or int(number) == len(files) else []
+        if sets and not whole:
+            (_, number), files = next(iter(sets.items()))
+            raise InvalidValueError(
+                f"{self.path} has {len(files)} of the {int(number or 1)} files of its weights, "
+                f"{files[0]} among them. {_ANEW}"
+            )
+        return whole + self.lists.get(one, [])
 
 
 def choose_files(

@@ -240,6 +240,16 @@ def test_a_killed_download_leaves_nothing_behind(commands):
     assert commands.parts() == []
 
 
+def test_an_interrupted_download_ends_at_once_and_leaves_nothing(commands):
+    """At once: the hub sends nothing more, and the command would wait longer than it may take."""
+    commands.hub.stall_after = 1 << 20  # after the header
+    pid = commands.start(*DRAW, "acme/single", "-q", HF_HUB_DOWNLOAD_TIMEOUT="3600")
+    assert commands.hub.has_stalled.wait(30)
+    os.kill(pid, signal.SIGINT)
+    assert commands.wait(pid).code == 130
+    assert commands.parts() == []
+
+
 def test_parts_that_another_process_still_writes_stay(commands):
     """Both variants are in the same folder of the cache."""
     commands.hub.stall_after = 1 << 15

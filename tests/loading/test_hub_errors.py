@@ -58,6 +58,8 @@ REASONS = [  # an error, what it becomes, and words of the message
     (of_the_hub(HfHubHTTPError, 403), DeniedError, ("403",)),
     (of_the_hub(HfHubHTTPError, 429), AccessError, ("429", "few minutes", "hf auth login")),
     (of_the_hub(HfHubHTTPError, 503), AccessError, ("503", "again")),
+    (of_the_hub(HfHubHTTPError, 404), AccessError, ("answered 404", "HF_ENDPOINT")),
+    (of_the_hub(HfHubHTTPError, 451), AccessError, ("answered 451", "HF_ENDPOINT")),
     (of_the_hub(HfHubHTTPError, 407), AccessError, ("proxy", "HTTPS_PROXY", "USER:PASSWORD")),
     (OfflineModeIsEnabled("offline"), MissingFileError, ("HF_HUB_OFFLINE", "hf download owner")),
     (NotConnected("no route to host"), AccessError, ("cannot be reached", "no route to host")),

@@ -5,9 +5,11 @@ import json
 import shutil
 import sys
 
+import diffusers
 import pytest
 import torch
 import transformers
+from diffusers.utils import dummy_torch_and_torchsde_objects
 from safetensors.torch import load_file, save_file
 
 from sdattn import generate, load_pipeline
@@ -137,18 +139,30 @@ def test_weights_in_pickles_are_refused_and_how_to_convert_is_told(folder, part)
     refuse(folder, r"Pickles are not read.*use_safetensors=False\).save_pretrained")
 
 
-def test_pickled_shards_of_a_safetensors_index_are_refused(folder):
+@pytest.mark.parametrize("name", ["index", "index.fp16", "fp16.index"])
+def test_pickled_shards_of_a_safetensors_index_are_refused(folder, name):
     part = folder / "unet"
     as_pickle(part, {"diffusion_pytorch_model.safetensors": "shard.bin"})
-    index = part / "diffusion_pytorch_model.safetensors.index.json"
+    index = part / f"diffusion_pytorch_model.safetensors.{name}.json"
     index.write_text('{"metadata": {}, "weight_map": {"conv_in.weight": "shard.bin"}}')
     refuse(folder, "names 'shard.bin', which is not a .safetensors file")
+
+
+def test_a_package_that_a_scheduler_needs_is_named(folder, monkeypatch):
+    """diffusers has a stand-in for a class without its package, which is no model."""
+    name = "DPMSolverSDEScheduler"
+    monkeypatch.setattr(diffusers, name, getattr(dummy_torch_and_torchsde_objects, name))
+    change(folder / "model_index.json", scheduler=["diffusers", name])
+    with pytest.raises(ImportError, match="pip install torchsde"):
+        load_pipeline(folder, device="cpu")
 
 
 @pytest.mark.parametrize("part", ["tokenizer", "scheduler", "unet"])
 def test_a_part_that_is_missing_is_told(folder, part):
     shutil.rmtree(folder / part)
-    refuse(folder, f"names a {part}, and there is no folder .*{part}. Get the model's folder again")
+    refuse(
+        folder, f"names a {part}, and there is no file in .*{part}. Get the model's folder again"
+    )
 
 
 @pytest.mark.skipif(

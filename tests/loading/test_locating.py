@@ -29,6 +29,12 @@ NAMES = {
         "owner/name", "b/a.safetensors", "v1"
     ),
     f"{PAGE}/blob/main/README.md": HubName("owner/name"),
+    f"{PAGE}/tree/refs%2Fpr%2F1": HubName("owner/name", revision="refs/pr/1"),
+    f"{PAGE}/blob/refs%2Fpr%2F1/b/a%20b.safetensors": HubName(
+        "owner/name", "b/a b.safetensors", "refs/pr/1"
+    ),
+    f"{PAGE}/commit/0123abc": HubName("owner/name", revision="0123abc"),
+    f"{PAGE}/discussions/7": HubName("owner/name"),
     "https://hf.co/owner/name": HubName("owner/name"),
 }
 
@@ -62,6 +68,8 @@ def test_other_text_is_no_name_of_the_hub(text):
         ("https://example.com/owner/name", "HF_ENDPOINT"),
         ("https://huggingface.co/owner", "names no model"),
         ("https://huggingface.co", "names no model"),
+        ("https://huggingface.co/datasets/owner/name", "names no model"),
+        ("https://huggingface.co/spaces/owner/name", "names no model"),
     ],
 )
 def test_an_address_that_names_no_model_is_refused(text, message):

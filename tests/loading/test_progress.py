@@ -47,9 +47,27 @@ def test_a_download_that_fails_is_not_said_to_be_fetched(tmp_path, capfd):
 
 def test_a_terminal_has_a_bar(tmp_path, capfd, monkeypatch):
     monkeypatch.setattr(progress, "_has_bar", lambda: True)
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "100")
     with Download(tmp_path, 4 * MB, "1 of 1 files"):
         (tmp_path / "a").write_bytes(bytes(2 * MB))
-        wait_for(lambda: capfd.readouterr().err, r"50%.*2\.00M/4\.00M")
+        wait_for(lambda: capfd.readouterr().err, r"50%.*2\.0/4\.0 MB")
+
+
+def test_a_file_counts_once_wherever_the_cache_puts_it(tmp_path, capfd, monkeypatch):
+    """A snapshot links to it, or on a disk without links has the file itself."""
+    monkeypatch.setattr(progress, "EVERY", 0.05)
+    blobs = tmp_path / "blobs"
+    snapshot = tmp_path / "snapshots" / "0123abc" / "unet"
+    blobs.mkdir()
+    with Download(tmp_path, 4 * MB, "2 of 2 files"):
+        snapshot.mkdir(parents=True)
+        (blobs / "a.incomplete").write_bytes(bytes(MB))
+        (blobs / "a.incomplete").rename(snapshot / "a.safetensors")
+        (blobs / "b").write_bytes(bytes(MB))
+        (snapshot / "b.safetensors").symlink_to(blobs / "b")
+        wait_for(lambda: capfd.readouterr().err, r"sdattn: 2\.0 MB of 4\.0 MB, 50 %")
+    assert progress._bytes_in(tmp_path) == 2 * MB
 
 
 def test_bytes_whose_place_is_only_reserved_have_not_come(tmp_path):

@@ -42,6 +42,9 @@ FOLDERS = {
     "old shards of a variant": (PLAIN + HALF[:1] + OLD_SHARDS, "fp16"),
     "a variant that one part lacks": (PLAIN + HALF[:1], "fp16"),
     "a name with an underscore": ((*PLAIN, f"unet/{MODEL}.non_ema.safetensors"), "non_ema"),
+    "a name with a hyphen": ((*PLAIN, f"unet/{MODEL}.my-run.safetensors"), "my-run"),
+    "shards next to a whole file": (PLAIN + SHARDS, None),
+    "shards next to a whole file of a variant": (PLAIN + HALF + HALF_SHARDS, "fp16"),
 }
 
 
@@ -58,6 +61,19 @@ def test_weights_are_those_that_diffusers_would_fetch(which):
     assert (files.variant, files.chosen) == (variant, False)
 
 
+@pytest.mark.parametrize("left", ["model-00001-of-00003", "model-00004-of-00007", "other"])
+def test_what_an_earlier_save_left_next_to_whole_weights_is_not_read(left):
+    """from_pretrained reads the shards that the list names."""
+    files = chosen([*SETTINGS, PLAIN[0], *SHARDS, f"text_encoder/{left}.safetensors"])
+    assert set(files.weights) == {PLAIN[0], *SHARDS}
+
+
+def test_a_list_of_shards_may_name_them_as_it_likes():
+    names = ["unet/part-00001-of-00002.safetensors", "unet/second.safetensors"]
+    names += [f"unet/{MODEL}.safetensors.index.json"]
+    assert set(chosen([*SETTINGS, *names, PLAIN[1]]).weights) == {*names, PLAIN[1]}
+
+
 @pytest.mark.parametrize(
     ("weights", "variant"),
     [
@@ -71,6 +87,12 @@ def test_a_variant_that_is_all_there_is_is_chosen_and_said(weights, variant):
     files = chosen([*SETTINGS, *weights])
     assert set(files.weights) == set(weights)
     assert (files.variant, files.chosen) == (variant, True)
+
+
+def test_of_two_variants_of_all_parts_fp16_is_chosen():
+    others = (f"unet/{MODEL}.bf16.safetensors", "text_encoder/model.bf16.safetensors")
+    files = chosen([*SETTINGS, *HALF, *others])
+    assert (set(files.weights), files.variant) == (set(HALF), "fp16")
 
 
 @pytest.mark.parametrize(
