@@ -32,7 +32,6 @@ from .denoiser_call import (
     grid_of_patches,
     head_count,
     holds_processor,
-    unwrapped,
 )
 from .encoders import Reader
 from .layers import AttentionLayer, Kind, Place
@@ -265,7 +264,7 @@ class Family:
             return (*frames, rows, cols)
         if math.prod(frames) != 1:
             raise InvalidValueError(
-                f"A {type(unwrapped(model)).__name__} was called with a grid of {frames[0]} frames "
+                f"A {type(model).__name__} was called with a grid of {frames[0]} frames "
                 f"of {rows}x{cols} cells in one sequence. Its maps are of single images: make "
                 "one."
             )
