@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from ..attention.device_copies import DeviceCopies
 from ..errors import InvalidValueError, OptionError, warn
@@ -28,6 +28,7 @@ from ..models.denoiser import Denoiser, find_denoiser
 from ..models.denoiser_call import is_compiled, unwrapped
 from ..models.layers import AttentionLayer, LayerSelection, checked_kinds, select_layers
 from ..models.pipeline import Pipeline
+from ..models.replaced_calls import bypass, replaced_call
 from .budget import check_known
 from .keep import Keep
 from .map_store import CapturedMaps
@@ -99,6 +100,8 @@ def watch_model(
             # The model runs in the caller's block.
             yield store
             watch.check()
+        if store.passes and (missing := store.missing()):
+            store.bypass = bypass(unwrapped(denoiser.model), missing)
     guidance_watch = run.reader.watch
     store.has_no_guidance = guidance_watch is not None and guidance_watch.may_never_act
     store.stopped = _stopped(denoiser.pipeline, store) if watch.may_stop else None
@@ -156,6 +159,15 @@ def _check(denoiser: Denoiser, keep: Keep) -> None:
         )
 
 
+class _Forward(NamedTuple):
+    """A layer's forward when last asked for, None for its class's; and where its observer is, if it
+    has one."""
+
+    own: Any
+    slot: AttentionLayer | None = None
+    observer: ObservingProcessor | None = None
+
+
 @dataclass(eq=False)
 class Watch(Subscriber):
     """Running capture: the observers that it installs, and the results that they pass to the
@@ -166,6 +178,8 @@ class Watch(Subscriber):
     selection: tuple[LayerSelection, Sequence[str]]
     text_states: DeviceCopies | None
     observers: list[tuple[AttentionLayer, ObservingProcessor]] = field(default_factory=list)
+    processors: dict[AttentionLayer, ObservingProcessor] = field(default_factory=dict)  # the last
+    forwards: dict[AttentionLayer, _Forward] = field(default_factory=dict)
     recorders: Recorders = field(init=False)  # of a model that stays compiled
     stream: TextStream | None = None  # of another text in joint attention
     may_stop: bool = False
@@ -197,25 +211,72 @@ class Watch(Subscriber):
         )
 
         inner = layer.module.processor
-        reader = self.run.reader
         layer_sum = self.store.sum_of(layer)
         source: See = see
         if layer.kind != "joint" and self.text_states is not None:
-            source = partial(see_other_text, self.text_states, reader.frame_rows)
+            source = partial(see_other_text, self.text_states, self.run.reader.frame_rows)
         is_open = self.run.is_open
         observer = observing(inner, layer_sum.take, source, is_open, layer_sum.is_needed)
-        observer.stream = self.stream
-        observer.is_self = layer.kind == "self"
-        if layer.kind == "joint":
-            observer.joint = Joint(reader.spans, reader.caches_text)
-            if layer not in self.store.text_only:
-                layer_sum.view = replace(layer_sum.view, spreading=self.spreading)
+        self._tell(observer, layer)
+        if layer.kind == "joint" and layer not in self.store.text_only:
+            layer_sum.view = replace(layer_sum.view, spreading=self.spreading)
         for former, old in self.observers:
             if former is layer:  # it may have been set again since, and come to lie inside
                 old.end()
         self.recorders.forget(layer)
+        self._forget_forward(layer)
         self.observers.append((layer, observer))
+        self.processors[layer] = observer
         self.run.installed.put(layer, observer)
+
+    def _tell(self, observer: ObservingProcessor, layer: AttentionLayer) -> None:
+        """Tell an observer what the run knows of its layer."""
+        observer.stream = self.stream
+        observer.is_self = layer.kind == "self"
+        if layer.kind == "joint":
+            observer.joint = Joint(self.run.reader.spans, self.run.reader.caches_text)
+
+    def _notice_forwards(self) -> None:
+        """Watch the forward of layers that have another one than when last asked, if other code put
+        it there: the processor may not run."""
+        from ..look.replaced_forward import own_forward
+
+        for layer in self.processors:
+            known = self.forwards.get(layer)
+            held = vars(layer.module).get("forward")
+            if known is not None and (known.own is held or known.own is own_forward(layer.module)):
+                continue
+            if known is not None and known.slot is not None:
+                self.run.installed.leave(known.slot)  # what was put there since stays
+            self._forget_forward(layer)  # the new one may call it
+            own = own_forward(layer.module)
+            self.forwards[layer] = _Forward(own)
+            if self.text_states is None and replaced_call(layer.module) is not None:
+                self.forwards[layer] = self._watch_forward(layer, own)
+
+    def _forget_forward(self, layer: AttentionLayer) -> None:
+        known = self.forwards.pop(layer, None)
+        if known is not None and known.observer is not None:
+            known.observer.end()
+
+    def _watch_forward(self, layer: AttentionLayer, own: Any) -> _Forward:
+        from ..look.replaced_forward import ForwardSlot, ObservingForward
+
+        slot = replace(layer, module=ForwardSlot(layer.module))
+        layer_sum = self.store.sum_of(layer)
+        processor = self.processors[layer]
+        before = processor.n_seen
+        observer = ObservingForward(
+            slot.module.processor,
+            layer_sum.take,
+            self.run.is_open,
+            layer_sum.is_needed,
+            is_seen=lambda: processor.n_seen > before,
+        )
+        self._tell(observer, layer)
+        self.observers.append((slot, observer))
+        self.run.installed.put(slot, observer)
+        return _Forward(own, slot, observer)
 
     def close(self) -> None:
         """Release everything, so that the maps go with the store and not with the next garbage
@@ -224,6 +285,8 @@ class Watch(Subscriber):
         for _, observer in self.observers:
             observer.end()  # it would hold this watch, and the watch the store
         self.observers.clear()
+        self.processors.clear()
+        self.forwards.clear()
         self.stream = None
         self.recorders.close()
 
@@ -264,6 +327,7 @@ class Watch(Subscriber):
     def begin_pass(self, begun: Pass) -> None:
         self.store.drop_pass()  # one that an error broke off
         self._notice_swaps()
+        self._notice_forwards()
         if self.stream is not None:
             self.stream.begin(begun.rows or None)
         if begun.again and self.store.keep.step_call is None:

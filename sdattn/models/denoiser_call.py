@@ -264,8 +264,11 @@ def _wrappings(model: Any) -> list[Any]:
 
 def _original(module: nn.Module) -> nn.Module | None:
     """Return the module that ``torch.compile`` compiled, or whose regions accelerate did."""
-    held = module._modules if "_orig_mod" in module._modules else vars(module)
-    return held["_orig_mod"] if "_orig_mod" in held else None  # noqa: SIM401: scripted ones lack get
+    for held in (module._modules, vars(module)):
+        if "_orig_mod" in held:
+            original: nn.Module = held["_orig_mod"]
+            return original
+    return None
 
 
 @lru_cache(64)

@@ -176,8 +176,13 @@ class Family:
         Raises:
             TypeError: an unknown layer, by name.
         """
-        held = model.named_modules()
-        return [self.describe(model, *pair) for pair in held if holds_processor(pair[1])]
+        held = [pair for pair in model.named_modules() if holds_processor(pair[1])]
+        # A processor may be a module that holds another one (StyleAligned), and is no layer.
+        processors = set[Module]()
+        for _, module in held:
+            if isinstance(module.processor, Module):
+                processors.update(module.processor.modules())
+        return [self.describe(model, *pair) for pair in held if pair[1] not in processors]
 
     def describe(self, _model: Model, name: str, module: Module) -> AttentionLayer:
         """Return the attention layer for a module of a model."""
