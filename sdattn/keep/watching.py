@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..attention.device_copies import DeviceCopies
 from ..errors import InvalidValueError, OptionError, warn
@@ -28,8 +28,9 @@ from ..models.denoiser import Denoiser, find_denoiser
 from ..models.denoiser_call import is_compiled, unwrapped
 from ..models.layers import AttentionLayer, LayerSelection, checked_kinds, select_layers
 from ..models.pipeline import Pipeline
-from ..models.replaced_calls import bypass, replaced_call
+from ..models.replaced_calls import bypass
 from .budget import check_known
+from .forwards import Forwards
 from .keep import Keep
 from .map_store import CapturedMaps
 from .recorders import Recorders, can_record
@@ -159,15 +160,6 @@ def _check(denoiser: Denoiser, keep: Keep) -> None:
         )
 
 
-class _Forward(NamedTuple):
-    """A layer's forward when last asked for, None for its class's; and where its observer is, if it
-    has one."""
-
-    own: Any
-    slot: AttentionLayer | None = None
-    observer: ObservingProcessor | None = None
-
-
 @dataclass(eq=False)
 class Watch(Subscriber):
     """Running capture: the observers that it installs, and the results that they pass to the
@@ -179,7 +171,7 @@ class Watch(Subscriber):
     text_states: DeviceCopies | None
     observers: list[tuple[AttentionLayer, ObservingProcessor]] = field(default_factory=list)
     processors: dict[AttentionLayer, ObservingProcessor] = field(default_factory=dict)  # the last
-    forwards: dict[AttentionLayer, _Forward] = field(default_factory=dict)
+    forwards: Forwards = field(init=False)
     recorders: Recorders = field(init=False)  # of a model that stays compiled
     stream: TextStream | None = None  # of another text in joint attention
     may_stop: bool = False
@@ -188,6 +180,7 @@ class Watch(Subscriber):
 
     def __post_init__(self) -> None:
         self.recorders = Recorders(self.run.is_followed)
+        self.forwards = Forwards(self.run.installed)
 
     def begin(self, model: Any, layers: Sequence[AttentionLayer]) -> None:
         """Install observers in a model's layers, and warn of anything that users may not expect.
@@ -224,7 +217,7 @@ class Watch(Subscriber):
             if former is layer:  # it may have been set again since, and come to lie inside
                 old.end()
         self.recorders.forget(layer)
-        self._forget_forward(layer)
+        self.forwards.forget(layer)
         self.observers.append((layer, observer))
         self.processors[layer] = observer
         self.run.installed.put(layer, observer)
@@ -236,47 +229,17 @@ class Watch(Subscriber):
         if layer.kind == "joint":
             observer.joint = Joint(self.run.reader.spans, self.run.reader.caches_text)
 
-    def _notice_forwards(self) -> None:
-        """Watch the forward of layers that have another one than when last asked, if other code put
-        it there: the processor may not run."""
-        from ..look.replaced_forward import own_forward
+    def _watch_forward(self, layer: AttentionLayer, processor: ObservingProcessor) -> None:
+        """Watch a layer's forward that other code replaced, until its processor runs."""
+        from ..look.replaced_forward import observing_forward
 
-        for layer in self.processors:
-            known = self.forwards.get(layer)
-            held = vars(layer.module).get("forward")
-            if known is not None and (known.own is held or known.own is own_forward(layer.module)):
-                continue
-            if known is not None and known.slot is not None:
-                self.run.installed.leave(known.slot)  # what was put there since stays
-            self._forget_forward(layer)  # the new one may call it
-            own = own_forward(layer.module)
-            self.forwards[layer] = _Forward(own)
-            if self.text_states is None and replaced_call(layer.module) is not None:
-                self.forwards[layer] = self._watch_forward(layer, own)
-
-    def _forget_forward(self, layer: AttentionLayer) -> None:
-        known = self.forwards.pop(layer, None)
-        if known is not None and known.observer is not None:
-            known.observer.end()
-
-    def _watch_forward(self, layer: AttentionLayer, own: Any) -> _Forward:
-        from ..look.replaced_forward import ForwardSlot, ObservingForward
-
-        slot = replace(layer, module=ForwardSlot(layer.module))
         layer_sum = self.store.sum_of(layer)
-        processor = self.processors[layer]
-        before = processor.n_seen
-        observer = ObservingForward(
-            slot.module.processor,
-            layer_sum.take,
-            self.run.is_open,
-            layer_sum.is_needed,
-            is_seen=lambda: processor.n_seen > before,
+        slot, observer = observing_forward(
+            layer, layer_sum.take, self.run.is_open, layer_sum.is_needed, processor
         )
         self._tell(observer, layer)
         self.observers.append((slot, observer))
-        self.run.installed.put(slot, observer)
-        return _Forward(own, slot, observer)
+        self.forwards.put(layer, slot, observer)
 
     def close(self) -> None:
         """Release everything, so that the maps go with the store and not with the next garbage
@@ -286,7 +249,7 @@ class Watch(Subscriber):
             observer.end()  # it would hold this watch, and the watch the store
         self.observers.clear()
         self.processors.clear()
-        self.forwards.clear()
+        self.forwards.close()
         self.stream = None
         self.recorders.close()
 
@@ -327,7 +290,9 @@ class Watch(Subscriber):
     def begin_pass(self, begun: Pass) -> None:
         self.store.drop_pass()  # one that an error broke off
         self._notice_swaps()
-        self._notice_forwards()
+        if self.text_states is None:
+            for layer in self.forwards.replaced(self.processors):
+                self._watch_forward(layer, self.processors[layer])
         if self.stream is not None:
             self.stream.begin(begun.rows or None)
         if begun.again and self.store.keep.step_call is None:

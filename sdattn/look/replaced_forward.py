@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from torch import nn
 
 from ..models.denoiser_call import innermost
+from ..models.layers import AttentionLayer
 from ..models.replaced_calls import function_name, replaced_call
-from .layer import Output, Processor
+from .layer import IsOpen, Output, Processor
 from .observers import Observe, ObservingProcessor
 from .sources import see
 
@@ -65,6 +67,25 @@ class ForwardSlot:
             vars(self.module)["forward"] = processor.forward
 
 
+def observing_forward(
+    layer: AttentionLayer,
+    observe: Observe,
+    is_open: IsOpen,
+    is_needed: Callable[[], bool],
+    processor: ObservingProcessor,
+) -> tuple[AttentionLayer, ObservingForward]:
+    """Return the layer with its forward in the place of its processor, and an observer of that,
+    until ``processor``, the processor's own, sees a call."""
+    slot = replace(layer, module=ForwardSlot(layer.module))
+    before = processor.n_seen
+
+    def is_seen() -> bool:
+        return processor.n_seen > before
+
+    inner = slot.module.processor
+    return slot, ObservingForward(inner, observe, is_open, is_needed, is_seen)
+
+
 class ObservingForward(ObservingProcessor):
     """An observer of a replaced forward, until the layer's own processor is seen to run.
 
@@ -78,7 +99,7 @@ class ObservingForward(ObservingProcessor):
         self,
         inner: Processor,
         observe: Observe,
-        is_open: Callable[[], bool],
+        is_open: IsOpen,
         is_needed: Callable[[], bool],
         is_seen: Callable[[], bool],
     ):
