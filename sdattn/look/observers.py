@@ -19,7 +19,7 @@ from ..models.denoiser_call import innermost
 from .dispatched import hidden_backend, watching
 from .joint import Joint
 from .layer import IsOpen, Layer, Output, Processor
-from .projections import Projections
+from .projections import Projections, Seen
 from .sdpa import SdpaWatch, kernel_name, no_softmax
 from .text_stream import RUNNING, TextStream
 from .unknown_processors import misfit, unknown_use
@@ -150,8 +150,8 @@ class ObservingProcessor:
         """Check whether a call that begins now is looked at."""
         return RUNNING.get() is self.stream and self.is_open() and self.is_needed()
 
-    def is_seen(self) -> bool:
-        """Check whether another observer sees what this one watches."""
+    def has_nothing_in(self, seen: Seen, calls: Calls) -> bool:
+        """Check whether a call that ended made no attention for this observer."""
         return False
 
     def end(self) -> None:

@@ -18,7 +18,8 @@ from ..models.denoiser_call import innermost
 from ..models.layers import AttentionLayer
 from ..models.replaced_calls import function_name, replaced_call
 from .layer import IsOpen, Output, Processor
-from .observers import Observe, ObservingProcessor
+from .observers import Calls, Observe, ObservingProcessor
+from .projections import Seen
 from .sources import see
 
 
@@ -104,17 +105,18 @@ class ObservingForward(ObservingProcessor):
         is_seen: Callable[[], bool],
     ):
         super().__init__(inner, observe, see, is_open, is_needed)
-        self._is_seen = is_seen
-
-    def is_seen(self) -> bool:
-        return self._is_seen()
+        self.is_seen = is_seen
 
     def looks(self) -> bool:
         return not self.is_seen() and super().looks()
 
+    def has_nothing_in(self, seen: Seen, calls: Calls) -> bool:
+        """Check whether the processor was seen, or nothing was called at all (a cache's)."""
+        return self.is_seen() or not (seen or calls)
+
     def end(self) -> None:
         super().end()
-        self._is_seen = _always
+        self.is_seen = _always
 
 
 def _always() -> bool:

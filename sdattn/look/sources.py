@@ -178,7 +178,8 @@ def witnessed(
     observer: Observer, attn: Layer, /, *args: object, **kwargs: object
 ) -> tuple[Output, AttentionCall | None]:
     """Run any other processor; return its output and what made that from the values: a product with
-    them, or torch's attention; None if another observer saw it meanwhile."""
+    them, or torch's attention; None if there is none to see, see
+    :class:`.replaced_forward.ObservingForward`."""
     joint = observer.joint
     inner = innermost(observer)
     calls: list[AttentionCall] = []
@@ -192,7 +193,7 @@ def witnessed(
             parts.append((INTO + name, module))
     with observer.projections.during(parts) as seen:
         output = observer.watched(calls, ProductWatch, attn, *args, **kwargs)
-    if observer.is_seen():
+    if observer.has_nothing_in(seen, calls):
         return output, None
     arguments = by_name(inner, args, kwargs)
     arrived = seen.pop(ARRIVED, [])

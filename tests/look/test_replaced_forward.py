@@ -244,6 +244,27 @@ def test_a_copy_of_a_watched_model_is_not_watched(way, monkeypatch):
     assert len(store.passes) == 1
 
 
+@torch.no_grad()
+def test_a_forward_that_answers_from_a_cache_is_left_out(monkeypatch):
+    """As a cache does from the second step on; the layer has no attention then."""
+    unet = make_small_unet()
+    used = replaced(unet, as_a_function, by_einsum, monkeypatch)
+    layers = find_denoiser(unet).layers
+    with pytest.warns(sdattn.CaptureWarning, match="is a cache enabled"):
+        with sdattn.capture(unet, kinds=BOTH) as store:
+            unet(SAMPLE, 5, TEXT)
+            for layer in layers:
+                layer.module.forward = lambda hidden_states, *_, **__: hidden_states
+            unet(SAMPLE, 5, TEXT)
+    assert_shown(store, used)
+    monkeypatch.undo()
+    for layer in layers:
+        layer.module.forward = lambda hidden_states, *_, **__: hidden_states
+    said = refused(unet, lambda: unet(SAMPLE, 5, TEXT))
+    assert "none of the 4 watched layers ran" in said
+    assert "The `forward` of down_blocks.0.attentions.0.transformer_blocks.0.attn2 was" in said
+
+
 # -- what cannot be seen is named ------------------------------------------------------------------
 
 
