@@ -114,6 +114,7 @@ def test_columns_and_characters_that_do_not_exist_are_refused(tokenizer):
     read = read_prompt(tokenizer, "a dog's bowl")
     assert read.find("<columns 1:3>") == [(1, 2)]
     assert read.label("<columns 1:3>") == "<columns 1:3>"
+    assert read.find("<characters 3:4>") == read.find("<characters 2:5>")  # one token, "dog"
     assert read.find("<columns 0:77>") == [tuple(range(77))]
     found = read.find("<characters 0:12>")[0]
     assert found == tuple(sorted(c for word in read.words for c in word.columns))
@@ -125,6 +126,11 @@ def test_columns_and_characters_that_do_not_exist_are_refused(tokenizer):
     for name in ("<characters -1:2>", "<characters 1>", "<columns a:b>", "<letters 0:1>"):
         with pytest.raises(KeyError, match="not in the prompt|not next to each other"):
             read.find(name)
+
+
+def test_a_special_token_inside_has_no_characters():
+    read = read_pieces(["<s>", "▁a", "<x>", "▁dog", "</s>"])
+    assert read.find("<characters 0:5>") == [(1, 3)]
 
 
 def test_a_part_of_what_was_cut_off_is_refused(tokenizer):
