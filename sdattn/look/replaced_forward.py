@@ -126,7 +126,7 @@ def _always() -> bool:
 class _Watched:
     """A stand-in for a module's forward while that is watched."""
 
-    def __init__(self, observer: ObservingForward, module: nn.Module):
+    def __init__(self, observer: ObservingForward, module: Any):
         self.observer = observer
         self.module = module
 

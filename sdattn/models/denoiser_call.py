@@ -9,7 +9,7 @@ import inspect
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -266,8 +266,7 @@ def _original(module: nn.Module) -> nn.Module | None:
     """Return the module that ``torch.compile`` compiled, or whose regions accelerate did."""
     for held in (module._modules, vars(module)):
         if "_orig_mod" in held:
-            original: nn.Module = held["_orig_mod"]
-            return original
+            return cast(nn.Module, held["_orig_mod"])
     return None
 
 
