@@ -22,6 +22,12 @@ class _Forward(NamedTuple):
     observer: ObservingProcessor | None = None
 
 
+def _own(layer: AttentionLayer) -> Any:
+    from ..look.replaced_forward import own_forward  # torch's compiler comes with it
+
+    return own_forward(layer.module)
+
+
 class Forwards:
     """The forwards of a run's layers, and their observers, see :mod:`sdattn.look.replaced_forward`.
 
@@ -35,18 +41,17 @@ class Forwards:
 
     def replaced(self, layers: Iterable[AttentionLayer]) -> list[AttentionLayer]:
         """Return the layers that got a forward of other code since this was last asked."""
-        from ..look.replaced_forward import own_forward
-
         found = []
         for layer in layers:
             known = self._known.get(layer)
             held = vars(layer.module).get("forward")
-            if known is not None and (known.own is held or known.own is own_forward(layer.module)):
+            own = None if held is None else _own(layer)
+            if known is not None and known.own is own:
                 continue
             if known is not None and known.slot is not None:
                 self._installed.leave(known.slot)  # what was put there since stays
             self.forget(layer)  # the new one may call it
-            self._known[layer] = _Forward(own_forward(layer.module))
+            self._known[layer] = _Forward(own)
             if replaced_call(layer.module) is not None:
                 found.append(layer)
         return found
