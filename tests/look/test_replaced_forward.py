@@ -369,6 +369,18 @@ def test_a_controller_that_no_layer_calls_is_told_why(entry):
         watched_run(CONTROLLED[entry])
 
 
+def test_a_store_that_no_layer_calls_lets_the_run_end():
+    pipe = small_pipeline()
+    for layer in find_denoiser(pipe).layers:
+        as_a_function(layer.module, lambda *given: calling(by_einsum)(*given), None)
+    plain = run(pipe)
+    store = sdattn.AttentionStore()
+    with register_attention_control(pipe, store):
+        assert (run(pipe) == plain).all()
+    with pytest.raises(sdattn.CaptureError, match="none of 8 layers called it.*was replaced"):
+        store.get_average_attention()
+
+
 def test_what_only_watches_draws_the_same_image():
     """generate() and the store that such code calls itself go on as before."""
     pipe = small_pipeline()
