@@ -217,7 +217,6 @@ class Watch(Subscriber):
             if former is layer:  # it may have been set again since, and come to lie inside
                 old.end()
         self.recorders.forget(layer)
-        self.forwards.forget(layer)
         self.observers.append((layer, observer))
         self.processors[layer] = observer
         self.run.installed.put(layer, observer)
