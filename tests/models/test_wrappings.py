@@ -10,6 +10,7 @@ import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
 from accelerate.utils import compile_regions
+from diffusers import UNet2DConditionModel
 from helpers.followers import attached, captured, registered
 from helpers.foreign import WIDTH, by_heads, tokens_of
 from helpers.joint_models import inputs
@@ -188,6 +189,18 @@ def test_a_wrapped_model_of_no_family(how):
     (maps,) = store.maps.values()
     close = {"atol": 2e-2 if "bf16" in how else 1e-5, "rtol": 0}
     torch.testing.assert_close(maps.flatten(1, 2).double(), expected, **close)
+
+
+class Timed(UNet2DConditionModel):
+    """A model with many parts, whose forward takes anything."""
+
+    def forward(self, *args, **kwargs):
+        return super().forward(*args, **kwargs)
+
+
+def test_a_model_of_many_parts_is_no_wrapping():
+    model = Timed(**make_small_unet().config)
+    assert unwrapped(Wrapping(model)) is called(model) is model
 
 
 def test_a_scripted_model_is_no_wrapping():
