@@ -203,6 +203,18 @@ def test_a_model_of_many_parts_is_no_wrapping():
     assert unwrapped(Wrapping(model)) is called(model) is model
 
 
+class Joins(Wrapping):
+    """A model that calls its part with something else than it was given."""
+
+    def forward(self, *parts):
+        return self.net(torch.cat(parts))
+
+
+def test_a_model_that_takes_positions_alone_is_no_wrapping():
+    model = Joins(Unknown())
+    assert unwrapped(model) is called(model) is model
+
+
 def test_a_scripted_model_is_no_wrapping():
     scripted = torch.jit.script(nn.Sequential(nn.Linear(2, 2)))
     assert unwrapped(scripted) is scripted
