@@ -73,7 +73,7 @@ FAULTS = [
         ("prompts/test_words.py", "prompts/test_tokens.py"),
     ),
     Fault(
-        "prompts/tokens.py",
+        "prompts/prompt.py",
         "whole = owners[start] != owners[start + 1] and owners[end] != owners[end + 1]",
         "whole = owners[start] != owners[start + 1]",
         "the first part of a word of several is found as a word",

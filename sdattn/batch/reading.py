@@ -15,6 +15,7 @@ from ..errors import NotFoundError
 from ..files.paths import inside
 from ..files.place import Place
 from ..maps.statistics import to_dataframe
+from ..prompts.words import folded
 from ..runs.folder import SavedRun, saved_run
 from ..runs.parts import READ
 from .columns import WORD_LABELS
@@ -105,8 +106,8 @@ class SavedBatch(Mapping[str, SavedRun]):
             item = {name: row.get(name) for name in ("id", "prompt", "seed", *columns)}
             for found in row["statistics"]:
                 word = sys.intern(found["word"])  # millions of rows share few words
-                yield {**item, **found, "word": word, "occurrence": seen[word.casefold()]}
-                seen[word.casefold()] += 1
+                yield {**item, **found, "word": word, "occurrence": seen[folded(word)]}
+                seen[folded(word)] += 1
 
 
 def open_batch(root: str | Path) -> SavedBatch:

@@ -20,6 +20,7 @@ from ..models.families.unet import is_unet
 from ..models.guidance import guided_order
 from ..models.layers import Kind, Place
 from ..models.pipeline import Pipeline
+from ..models.replaced_calls import function_name, replaced_call
 from .controlled_layers import (
     calls_in_a_pass,
     check_guidance,
@@ -153,6 +154,14 @@ class Attachment(Subscriber):
         """Describe what the store missed in the last run; empty if it saw all."""
         if not self._n_missed:
             return "" if self._n_seen else self.run.doubts.strays()
+        for layer in self._layers:
+            replaced = replaced_call(layer)
+            if replaced is not None and holds(innermost(layer.processor), store):
+                method, function = replaced
+                return (
+                    f"the layers' `{method}` was replaced, by {function_name(function)}, and what "
+                    "stands there calls no processor. Undo that, or let it call the store."
+                )
         which = f"the last {self._n_missed} passes"
         if self._n_seen:
             which = f"{self._n_missed} of {self._n_missed + self._n_seen} passes"

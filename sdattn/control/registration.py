@@ -8,7 +8,12 @@ from types import TracebackType
 from torch import nn
 
 from ..attention import TorchAttnProcessor, TorchJointProcessor
-from ..attention.controlled import ControlledProcessor, Controller, check_controller
+from ..attention.controlled import (
+    ControlledProcessor,
+    Controller,
+    LayerController,
+    check_controller,
+)
 from ..attention.joint_processor import Queries
 from ..errors import InvalidValueError, RunError, warn
 from ..follow.passes import CaptureError, CaptureWarning, Pass
@@ -18,6 +23,7 @@ from ..models.denoiser_call import Size, innermost, is_compiled, unwrapped
 from ..models.families.unet import is_unet
 from ..models.layers import KINDS, AttentionLayer, LayerSelection, needs_size, select_layers
 from ..models.pipeline import Pipeline
+from ..models.replaced_calls import bypass
 from .attention_store import AttentionStore
 from .controlled_layers import (
     check_batch,
@@ -155,6 +161,19 @@ class ControlHandle(Subscriber):
             self._refuse(begun, is_shown)
         self._fit(begun)
         self._tell_store(begun)
+
+    def end_pass(self, ended: Pass) -> None:
+        """Refuse a model whose layers do not call what they hold."""
+        asking = [layer for layer, one in self._processors.items() if one.asks and one.controller]
+        if not asking or any(self._processors[layer].has_asked for layer in asking):
+            return
+        names = [layer.name for layer in asking]
+        problem = bypass(unwrapped(self._denoiser.model), names)
+        if problem and isinstance(self.controller, LayerController):
+            self.controller.pass_over(f"none of {len(names)} layers called it. {problem}")
+        elif problem:
+            name = type(self.controller).__name__
+            raise CaptureError(f"None of {len(names)} layers called the {name}. {problem}")
 
     def stray(self, call: Pass) -> None:
         self._show(False)

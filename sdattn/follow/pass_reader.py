@@ -112,7 +112,7 @@ class PassReader:
         caller = None if pipeline is None else caller_of(pipeline)
         if caller is not None and self._is_beside(model, caller):
             return Pass(0.0, None, 0, None, stray=Stray(caller.name, caller.pipeline))
-        call = self._family.read_call(model, args, kwargs)
+        call = self._family.read_call(unwrapped(model), args, kwargs)
         begun = Pass(call.timestep, None, call.batch, None, frame_rows=call.frame_rows)
         begun.skips_layers = call.skips_layers
         begun.prompts_alone = may_run_prompts_alone(model)

@@ -85,6 +85,7 @@ class CapturedMaps:
         self.skipped = 0
         self.kernels: dict[str, float] = {}
         self.problem = ""  # why the maps cannot be read
+        self.bypass = ""  # why layers may not have run
         self.stopped: Stopped | None = None
         self.checks_itself = True
         self.has_no_guidance = False
@@ -354,12 +355,12 @@ class CapturedMaps:
             asked = f" in steps {self.steps}" if steps.numbers or steps.part else ""
             raise CaptureError(
                 f"The model ran {len(self.passes)} time(s), but none of the {len(missing)} "
-                f"watched layers ran{asked}: {', '.join(missing[:3])}…"
+                f"watched layers ran{asked}: {', '.join(missing[:3])}… {self.bypass}".rstrip()
             )
         if missing:
             warn(
                 f"{len(missing)} of {len(self.layers)} watched layers never ran and have no map: "
-                + ", ".join(missing),
+                f"{', '.join(missing)}. {self.bypass}".rstrip(". "),
                 CaptureWarning,
             )
         self._warn_of_calls()

@@ -28,7 +28,9 @@ from ..models.denoiser import Denoiser, find_denoiser
 from ..models.denoiser_call import is_compiled, unwrapped
 from ..models.layers import AttentionLayer, LayerSelection, checked_kinds, select_layers
 from ..models.pipeline import Pipeline
+from ..models.replaced_calls import bypass
 from .budget import check_known
+from .forwards import Forwards
 from .keep import Keep
 from .map_store import CapturedMaps
 from .recorders import Recorders, can_record
@@ -99,6 +101,8 @@ def watch_model(
             # The model runs in the caller's block.
             yield store
             watch.check()
+        if store.passes and (missing := store.missing()):
+            store.bypass = bypass(unwrapped(denoiser.model), missing)
     guidance_watch = run.reader.watch
     store.has_no_guidance = guidance_watch is not None and guidance_watch.may_never_act
     store.stopped = _stopped(denoiser.pipeline, store) if watch.may_stop else None
@@ -166,6 +170,8 @@ class Watch(Subscriber):
     selection: tuple[LayerSelection, Sequence[str]]
     text_states: DeviceCopies | None
     observers: list[tuple[AttentionLayer, ObservingProcessor]] = field(default_factory=list)
+    processors: dict[AttentionLayer, ObservingProcessor] = field(default_factory=dict)  # the last
+    forwards: Forwards = field(init=False)
     recorders: Recorders = field(init=False)  # of a model that stays compiled
     stream: TextStream | None = None  # of another text in joint attention
     may_stop: bool = False
@@ -174,6 +180,7 @@ class Watch(Subscriber):
 
     def __post_init__(self) -> None:
         self.recorders = Recorders(self.run.is_followed)
+        self.forwards = Forwards(self.run.installed)
 
     def begin(self, model: Any, layers: Sequence[AttentionLayer]) -> None:
         """Install observers in a model's layers, and warn of anything that users may not expect.
@@ -197,25 +204,41 @@ class Watch(Subscriber):
         )
 
         inner = layer.module.processor
-        reader = self.run.reader
         layer_sum = self.store.sum_of(layer)
         source: See = see
         if layer.kind != "joint" and self.text_states is not None:
-            source = partial(see_other_text, self.text_states, reader.frame_rows)
+            source = partial(see_other_text, self.text_states, self.run.reader.frame_rows)
         is_open = self.run.is_open
         observer = observing(inner, layer_sum.take, source, is_open, layer_sum.is_needed)
-        observer.stream = self.stream
-        observer.is_self = layer.kind == "self"
-        if layer.kind == "joint":
-            observer.joint = Joint(reader.spans, reader.caches_text)
-            if layer not in self.store.text_only:
-                layer_sum.view = replace(layer_sum.view, spreading=self.spreading)
+        self._tell(observer, layer)
+        if layer.kind == "joint" and layer not in self.store.text_only:
+            layer_sum.view = replace(layer_sum.view, spreading=self.spreading)
         for former, old in self.observers:
             if former is layer:  # it may have been set again since, and come to lie inside
                 old.end()
         self.recorders.forget(layer)
         self.observers.append((layer, observer))
+        self.processors[layer] = observer
         self.run.installed.put(layer, observer)
+
+    def _tell(self, observer: ObservingProcessor, layer: AttentionLayer) -> None:
+        """Tell an observer what the run knows of its layer."""
+        observer.stream = self.stream
+        observer.is_self = layer.kind == "self"
+        if layer.kind == "joint":
+            observer.joint = Joint(self.run.reader.spans, self.run.reader.caches_text)
+
+    def _watch_forward(self, layer: AttentionLayer, processor: ObservingProcessor) -> None:
+        """Watch a layer's forward that other code replaced, until its processor runs."""
+        from ..look.replaced_forward import observing_forward
+
+        layer_sum = self.store.sum_of(layer)
+        slot, observer = observing_forward(
+            layer, layer_sum.take, self.run.is_open, layer_sum.is_needed, processor
+        )
+        self._tell(observer, layer)
+        self.observers.append((slot, observer))
+        self.forwards.put(layer, slot, observer)
 
     def close(self) -> None:
         """Release everything, so that the maps go with the store and not with the next garbage
@@ -224,6 +247,8 @@ class Watch(Subscriber):
         for _, observer in self.observers:
             observer.end()  # it would hold this watch, and the watch the store
         self.observers.clear()
+        self.processors.clear()
+        self.forwards.close()
         self.stream = None
         self.recorders.close()
 
@@ -264,6 +289,9 @@ class Watch(Subscriber):
     def begin_pass(self, begun: Pass) -> None:
         self.store.drop_pass()  # one that an error broke off
         self._notice_swaps()
+        if self.text_states is None:
+            for layer in self.forwards.replaced(self.processors):
+                self._watch_forward(layer, self.processors[layer])
         if self.stream is not None:
             self.stream.begin(begun.rows or None)
         if begun.again and self.store.keep.step_call is None:

@@ -19,7 +19,7 @@ from ..models.denoiser_call import innermost
 from .dispatched import hidden_backend, watching
 from .joint import Joint
 from .layer import IsOpen, Layer, Output, Processor
-from .projections import Projections
+from .projections import Projections, Seen
 from .sdpa import SdpaWatch, kernel_name, no_softmax
 from .text_stream import RUNNING, TextStream
 from .unknown_processors import misfit, unknown_use
@@ -105,7 +105,7 @@ class ObservingProcessor:
         self.listeners: list[Callable[[Calls], object]] = []
         self.noted: dict[str, Tensor] = {}
         self.kernels: dict[str, Tensor] = {}
-        self.is_first = True  # call, which may read a value back from the device
+        self.n_seen = 0  # calls; the first may read a value back from the device
         self.stream: TextStream | None = None
         self.is_self = False
         self.joint: Joint | None = None
@@ -138,7 +138,7 @@ class ObservingProcessor:
         if not self.looks():
             return self.inner(attn, *args, **kwargs)
         output, call = self.see(self, attn, *args, **kwargs)
-        self.is_first = False
+        self.n_seen += 1
         if call is not None:
             with torch._C.DisableTorchFunction():  # its softmaxes are none of the model's
                 self.observe(call)
@@ -149,6 +149,10 @@ class ObservingProcessor:
     def looks(self) -> bool:
         """Check whether a call that begins now is looked at."""
         return RUNNING.get() is self.stream and self.is_open() and self.is_needed()
+
+    def has_nothing_in(self, seen: Seen, calls: Calls) -> bool:
+        """Check whether a call that ended made no attention for this observer."""
+        return False
 
     def end(self) -> None:
         """Stop watching, and let go of every callback."""
@@ -169,7 +173,7 @@ class ObservingProcessor:
         the device need not wait."""
         before = self.noted.get(problem)
         self.noted[problem] = error if before is None else before.fmax(error)
-        if self.is_first and error.device.type != "meta" and error > 1:
+        if not self.n_seen and error.device.type != "meta" and error > 1:
             raise RunError(problem)
 
     def watched(

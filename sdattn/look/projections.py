@@ -14,6 +14,7 @@ from ..attention.core import heads_of
 from ..errors import RunError
 from ..models.denoiser_call import innermost
 from .layer import Arguments, IsOpen, Layer
+from .unknown_processors import title
 
 ARRIVED = "to_out"  # the one whose input is seen
 INTO = "into "  # before the name of a projection whose input is seen too
@@ -42,8 +43,9 @@ def query_and_key(seen: Seen, inner: object) -> tuple[Tensor, Tensor]:
         return seen["to_q"][0], seen["to_kv"][0].chunk(2, dim=-1)[0]
     if "to_q" in seen and "to_k" in seen:
         return seen["to_q"][0], seen["to_k"][0]
+    name = title(innermost(inner))
     raise RunError(
-        f"The processor {type(innermost(inner)).__name__} did not call the layer's own to_q and "
+        f"{name[0].upper()}{name[1:]} did not call the layer's own to_q and "
         f"to_k (called: {', '.join(seen) or 'none'}), so what it attended to cannot be known. Set "
         "another processor before capture, sdattn.TorchAttnProcessor() for example."
     )

@@ -63,7 +63,7 @@ def see(
         return followed(observer, attn, *args, **kwargs)
     source = {"ours": shown, "dispatching": dispatched, "unknown": witnessed}[kind]
     output, call = source(observer, attn, *args, **kwargs)
-    return output, call if joint is None else joint.placed(call, inner)
+    return output, call if joint is None or call is None else joint.placed(call, inner)
 
 
 def may_hand_over(observer: Observer, attn: Layer) -> bool:
@@ -176,9 +176,10 @@ def dispatched(
 
 def witnessed(
     observer: Observer, attn: Layer, /, *args: object, **kwargs: object
-) -> tuple[Output, AttentionCall]:
+) -> tuple[Output, AttentionCall | None]:
     """Run any other processor; return its output and what made that from the values: a product with
-    them, or torch's attention."""
+    them, or torch's attention; None if there is none to see, see
+    :class:`.replaced_forward.ObservingForward`."""
     joint = observer.joint
     inner = innermost(observer)
     calls: list[AttentionCall] = []
@@ -192,6 +193,8 @@ def witnessed(
             parts.append((INTO + name, module))
     with observer.projections.during(parts) as seen:
         output = observer.watched(calls, ProductWatch, attn, *args, **kwargs)
+    if observer.has_nothing_in(seen, calls):
+        return output, None
     arguments = by_name(inner, args, kwargs)
     arrived = seen.pop(ARRIVED, [])
     predicted: Tensor | None

@@ -151,13 +151,18 @@ def agrees(predicted: Tensor, arrived: Tensor) -> bool:
     return bool(misfit(predicted, arrived) <= 1)
 
 
+def title(inner: object) -> str:
+    """Return what a processor, or a forward in its place, is called in messages."""
+    return str(getattr(inner, "title", f"the processor {type(inner).__name__}"))
+
+
 def unknown_use(inner: object) -> str:
     """Return the message for a processor whose output came from no attention that was seen."""
     return (
-        f"What reached the layer's to_out from the processor {type(inner).__name__} is not what "
-        "any attention that could be seen makes of its values, so what it attended to cannot be "
-        "known. Multiply the values by the probabilities with torch.bmm, or call torch's "
-        "scaled_dot_product_attention, and change nothing behind that; or edit by a controller, "
+        f"What reached the layer's to_out from {title(inner)} is not what any attention that could "
+        "be seen makes of its values, so what it attended to cannot be known. Multiply the values "
+        "by the probabilities with torch.bmm, or call torch's scaled_dot_product_attention, and "
+        "change nothing behind that; or edit by a controller, "
         "sdattn.TorchAttnProcessor(controller), in joint attention TorchJointProcessor; or leave "
         "this layer out (layers=…)."
     )

@@ -161,8 +161,9 @@ def capture(
     means over heads are kept; otherwise it runs eagerly, with a warning.
 
     Args:
-        target: a pipeline, or its UNet or transformer; also any model of yours whose attention is
-            all :class:`sdattn.attention.MultiHeadAttention`. A bare model has no known guidance, so
+        target: a pipeline, or its UNet or transformer, also wrapped (``DistributedDataParallel``,
+            ``PeftModel``); also any model of yours whose attention is all
+            :class:`sdattn.attention.MultiHeadAttention`. A bare model has no known guidance, so
             every batch row counts as an image. Calls of a pipeline's model that are not passes of
             its run (a callback's, a reference pass's, another pipeline's) run untouched, are not
             counted, and are named in a warning.

@@ -39,6 +39,8 @@ class Heatmaps(Mapping[str, Heatmap]):
         hm["<sos>"], hm["<eos>"], hm["<pad>"], hm["<template>"]
         hm["<image 1>"]        first column of the image prompts (IP-Adapter);
                                an adapter's columns sum to 1
+        hm["<characters 2:5>"] a part of a word: all tokens with one of these characters
+        hm["<columns 3:5>"]    token columns 3 and 4
         hm[3]                  token column 3
 
     As in any mapping, ``hm.values()`` is a method and gives the :class:`Heatmap` of each word; the
@@ -116,7 +118,8 @@ class Heatmaps(Mapping[str, Heatmap]):
                 f"{phrase!r} is in the prompt, but its token columns {found} were not captured. "
                 f"Captured: {sorted(self._place)}."
             )
-        return tuple(self._of(phrase, columns) for columns in held)
+        label = self.prompt.label(phrase)
+        return tuple(self._of(label, columns) for columns in held)
 
     def token(self, column: int) -> Heatmap:
         """Return the heatmap of one token column; raise KeyError if it does not exist or was not
@@ -134,7 +137,7 @@ class Heatmaps(Mapping[str, Heatmap]):
             return self.token(key)
         found = self.find(key)
         columns = set[int]().union(*(heatmap.columns for heatmap in found))
-        return self._of(key, tuple(sorted(columns)))
+        return self._of(found[0].label, tuple(sorted(columns)))
 
     def __iter__(self) -> Iterator[str]:
         return iter(dict.fromkeys(self.words))

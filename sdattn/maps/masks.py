@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ..errors import InvalidValueError, refuse
+from ..prompts.words import folded
 
 Index = NDArray[np.intp]
 
@@ -37,7 +38,7 @@ class MaskSettings:
 
     def selects(self, word: str) -> bool:
         """Check whether a word gets a mask."""
-        return self.words is None or word.casefold() in map(str.casefold, self.words)
+        return self.words is None or folded(word) in map(folded, self.words)
 
     def level(self, values: Tensor) -> float:
         """Return the lowest value inside a mask, ``inf`` for a flat map, see

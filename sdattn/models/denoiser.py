@@ -12,8 +12,8 @@ from typing import Any
 from torch.nn import Module
 
 from ..errors import InvalidTypeError
-from .denoiser_call import unwrapped
-from .families import claimed, family_of, registered
+from .denoiser_call import called, unwrapped
+from .families import claimed, family_of, listed, registered
 from .family import Family, Joined
 from .layers import AttentionLayer
 from .pipeline import Pipeline
@@ -21,8 +21,8 @@ from .pipeline import Pipeline
 
 @dataclass(frozen=True)
 class Denoiser:
-    """Model that is called once a step, with its pipeline (None for a bare model) and its
-    family."""
+    """Model that is called once a step (see :func:`.denoiser_call.called`), with its pipeline (None
+    for a bare model) and its family."""
 
     model: Any
     pipeline: Any
@@ -39,13 +39,13 @@ class Denoiser:
     def stands_in(self) -> Any | None:
         """Model with the same layers that replaces the first in steps of little noise (Wan 2.2's
         ``transformer_2``), or None."""
-        other = getattr(self.pipeline, "transformer_2", None)
+        other = called(getattr(self.pipeline, "transformer_2", None))
         return None if other is self.model else other
 
     @property
     def levels(self) -> int:
         """Number of resolutions in a UNet; 1 for a transformer."""
-        return self.family.levels(self.model)
+        return self.family.levels(unwrapped(self.model))
 
 
 def find_denoiser(target: Pipeline | Module | Denoiser) -> Denoiser:
@@ -53,7 +53,8 @@ def find_denoiser(target: Pipeline | Module | Denoiser) -> Denoiser:
     one of no known family."""
     if isinstance(target, Denoiser):
         return target
-    model = held_model(target)
+    target = called(target)
+    model = called(held_model(target))
     # A custom model may have parts named unet or transformer.
     asked = type(unwrapped(target)).__name__
     is_none = not isinstance(target, Module) and not hasattr(target, "components")
@@ -74,6 +75,12 @@ def what_it_holds(target: object, model: object) -> str:
     if model is not None:
         return f"holds a {type(model).__name__}, of no family that is known"
     if isinstance(target, Module):
+        for name, part in target.named_modules():
+            if listed(type(part)) is not None:
+                return (
+                    f"is of no family that is known, but its part `{name}` is: pass that "
+                    f"{type(part).__name__}"
+                )
         return "is of no family that is known"
     parts = getattr(target, "components", {}).values()
     models = [type(part).__name__ for part in parts if isinstance(part, Module)]

@@ -9,13 +9,13 @@ import inspect
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import Any
+from typing import Any, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..attention.joint_processor import Spans
-from ..errors import InvalidValueError
+from ..errors import InvalidTypeError, InvalidValueError
 from .pipeline import Given, Model
 
 Size = tuple[int, ...]  # (rows, cols) of an image, (frames, rows, cols) of a video
@@ -218,8 +218,63 @@ def innermost(processor: Any) -> Any:
 
 
 def unwrapped(model: object) -> Any:
-    """Return the module inside ``torch.compile(model)``, or the model itself."""
-    return getattr(model, "_orig_mod", model)
+    """Return the model inside all wrappings (``torch.compile``, ``DistributedDataParallel``, PEFT
+    …), or the model itself."""
+    return _wrappings(model)[-1]
+
+
+def called(model: object) -> Any:
+    """Return the module whose calls are the model's passes: the model inside all wrappings, or the
+    outermost compiled one, since hooks inside a graph would break it.
+
+    Raises:
+        TypeError: a wrapping that calls copies of the model, in threads.
+    """
+    *around, inner = _wrappings(model)
+    for wrapping in around:
+        devices = getattr(wrapping, "device_ids", None) or ()
+        if len(devices) > 1:
+            raise InvalidTypeError(
+                f"A {type(wrapping).__name__} runs a copy of its {type(inner).__name__} on each of "
+                f"{len(devices)} devices, in threads of their own, and copies are not watched. "
+                "Pass its `.module`, and call that."
+            )
+    return next((module for module in around if _original(module) is not None), inner)
+
+
+def _wrappings(model: Any) -> list[Any]:
+    """Return a model with what it is wrapped in, from the outermost on.
+
+    A wrapping has one part, which it calls with whatever it is called with, as do
+    DistributedDataParallel, DataParallel and PEFT's and FSDP's models. A compiled one has an
+    original.
+    """
+    found = [model]
+    while isinstance(found[-1], nn.Module):
+        inner = _original(found[-1])
+        parts = list(found[-1].children())
+        forward = getattr(type(found[-1]), "forward", None)  # a scripted module's is not to be had
+        if inner is None and len(parts) == 1 and forward is not None and _hands_on(forward):
+            (inner,) = parts
+        if inner is None:
+            break
+        found.append(inner)
+    return found
+
+
+def _original(module: nn.Module) -> nn.Module | None:
+    """Return the module that ``torch.compile`` compiled, or whose regions accelerate did."""
+    for held in (module._modules, vars(module)):
+        if "_orig_mod" in held:
+            return cast(nn.Module, held["_orig_mod"])
+    return None
+
+
+@lru_cache(64)
+def _hands_on(forward: Callable[..., object]) -> bool:
+    """Check whether a forward names no argument: ``(self, *args, **kwargs)``."""
+    kinds = [p.kind for p in inspect.signature(forward).parameters.values()]
+    return kinds[1:] == [inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD]
 
 
 def is_compiled(model: Model) -> bool:
@@ -231,7 +286,8 @@ def compiled_parts(model: Model) -> Iterator[tuple[Any, str]]:
     """Yield each compiled module with the attribute that holds its compiled call."""
     for module in model.modules():
         held = vars(module)
-        if hasattr(module, "_orig_mod") and held.get("forward") != module._orig_mod.__call__:
+        has_original = "_orig_mod" in module._modules
+        if has_original and held.get("forward") != module._modules["_orig_mod"].__call__:
             yield module, "forward"  # torch.compile(module)
         if held.get("_compiled_call_impl") is not None:
             yield module, "_compiled_call_impl"  # module.compile()

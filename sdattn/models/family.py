@@ -32,7 +32,6 @@ from .denoiser_call import (
     grid_of_patches,
     head_count,
     holds_processor,
-    unwrapped,
 )
 from .encoders import Reader
 from .layers import AttentionLayer, Kind, Place
@@ -177,8 +176,13 @@ class Family:
         Raises:
             TypeError: an unknown layer, by name.
         """
-        held = model.named_modules()
-        return [self.describe(model, *pair) for pair in held if holds_processor(pair[1])]
+        held = [pair for pair in model.named_modules() if holds_processor(pair[1])]
+        # A processor may be a module that holds another one (StyleAligned), and is no layer.
+        processors = set[Module]()
+        for _, module in held:
+            if isinstance(module.processor, Module):
+                processors.update(module.processor.modules())
+        return [self.describe(model, *pair) for pair in held if pair[1] not in processors]
 
     def describe(self, _model: Model, name: str, module: Module) -> AttentionLayer:
         """Return the attention layer for a module of a model."""
@@ -265,7 +269,7 @@ class Family:
             return (*frames, rows, cols)
         if math.prod(frames) != 1:
             raise InvalidValueError(
-                f"A {type(unwrapped(model)).__name__} was called with a grid of {frames[0]} frames "
+                f"A {type(model).__name__} was called with a grid of {frames[0]} frames "
                 f"of {rows}x{cols} cells in one sequence. Its maps are of single images: make "
                 "one."
             )

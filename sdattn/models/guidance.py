@@ -17,6 +17,7 @@ from typing import Any
 from ..errors import InvalidValueError, NotInCallError
 from .cache_contexts import BRANCHES, CacheContexts
 from .call_options import is_modular
+from .denoiser_call import unwrapped
 from .families import UNMAPPED, registered
 from .parts import GUIDED, Guidance
 from .parts import Branch as Branch
@@ -214,7 +215,8 @@ def guider_of(pipe: Pipeline, model: Model | None = None) -> Any:
 
     Wan 2.2 has a second one, for the second transformer.
     """
-    second = model is not None and model is getattr(pipe, "transformer_2", None)
+    other = unwrapped(getattr(pipe, "transformer_2", None))
+    second = model is not None and unwrapped(model) is other
     names = ("guider_2", "guider") if second else ("guider",)
     for name in names:
         held = getattr(pipe, name, None)

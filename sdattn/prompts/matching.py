@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from ..errors import NotFoundError
 from .tokens import Prompt, Word
+from .words import folded
 
 
 def matches(source: Prompt, target: Prompt) -> list[tuple[int, int]]:
@@ -115,10 +116,10 @@ def _twin(prompts: Sequence[Prompt], prompt: Prompt, word: str) -> str | None:
     """Return the word of ``prompt`` in the place of ``word`` in a prompt that it is a swap of."""
     for other in prompts:
         spelled = _spelled(other.words)
-        if word.casefold() in spelled and is_swap(other, prompt):
-            return prompt.words[spelled.index(word.casefold())].text
+        if folded(word) in spelled and is_swap(other, prompt):
+            return prompt.words[spelled.index(folded(word))].text
     return None
 
 
 def _spelled(words: Sequence[Word]) -> list[str]:
-    return [word.text.casefold() for word in words]
+    return [folded(word.text) for word in words]

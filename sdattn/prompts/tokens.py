@@ -1,148 +1,21 @@
-"""A prompt's words and the token columns that the denoiser gets for them."""
+"""Reading a prompt: its words and the token columns that the denoiser gets for them."""
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from operator import index
 from typing import Any
 
-from ..errors import InvalidValueError, NotFoundError, SdattnWarning, did_you_mean, warn
-from .tokenizing import EOS, SOS, Token, added_words, filled, tokenize, with_vectors
-from .words import Source, empty_prompt, merge_spans, split_phrase, split_words
+from ..errors import InvalidValueError, SdattnWarning, warn
+from .prompt import Prompt as Prompt
+from .prompt import Word as Word
+from .prompt import merged
+from .tokenizing import Token, added_words, filled, tokenize, with_vectors
+from .words import Source, empty_prompt, merge_spans, split_words
 
 
 class TruncationWarning(SdattnWarning):
     """The text encoder reads less than the whole prompt; the message names what it never saw."""
-
-
-@dataclass(frozen=True)
-class Word:
-    """A word of a prompt.
-
-    Attributes:
-        text: as written in the prompt.
-        start, end: character span in the prompt, end exclusive.
-        columns: token columns; empty if the word was cut off.
-    """
-
-    text: str
-    start: int
-    end: int
-    columns: tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class Prompt:
-    """A prompt as the text encoder sees it.
-
-    Attributes:
-        text: the prompt.
-        words: its words, in order, including truncated ones.
-        tokens: the token columns, in order.
-        encoded: for each text encoder the ids of all tokens that it gets, perhaps without padding
-            at the end; empty if the text was read in chunks or without a tokenizer.
-        encoders: text encoders that have columns of their own, in order, with their numbers of
-            columns: ``(("CLIP", 77), ("T5", 256))`` for SD3; empty if all columns are of one.
-    """
-
-    text: str
-    words: tuple[Word, ...]
-    tokens: tuple[Token, ...]
-    encoded: tuple[tuple[int, ...], ...] = field(default=(), repr=False, compare=False)
-    encoders: tuple[tuple[str, int], ...] = ()
-
-    @property
-    def truncated(self) -> tuple[Word, ...]:
-        """Words that the text encoder did not see at all."""
-        return tuple(word for word in self.words if not word.columns)
-
-    @property
-    def seen(self) -> tuple[Word, ...]:
-        """Words that the text encoder saw at least a piece of."""
-        return tuple(word for word in self.words if word.columns)
-
-    def by_encoder(self) -> dict[str, tuple["Prompt", range]]:
-        """Return the columns of each of several text encoders, and the prompt with those alone."""
-        found = {}
-        first = 0
-        for name, number in self.encoders:
-            own = range(first, first + number)
-            first = own.stop
-            words = []
-            for word in self.words:
-                columns = tuple(column for column in word.columns if column in own)
-                words.append(replace(word, columns=columns))
-            found[name] = replace(self, words=tuple(words), encoders=()), own
-        return found
-
-    def find(self, phrase: str) -> list[tuple[int, ...]]:
-        """Return the token columns of each occurrence of a word or phrase, in prompt order.
-
-        Letter case and spaces do not matter. ``"<sos>"``, ``"<eos>"``, ``"<pad>"`` and
-        ``"<template>"`` name the special columns, as does the tokenizer's own spelling of the first
-        two.
-
-        Raises:
-            KeyError: the phrase is empty, not in the prompt, or was cut off.
-        """
-        special = self._special(phrase)
-        if special:
-            return [special]
-        asked = split_phrase(phrase)
-        if not asked:
-            raise NotFoundError(f"Asked for {phrase!r}, which contains no word.")
-        found = self._occurrences(asked)
-        if not found:
-            if all(self._occurrences([word]) for word in asked):
-                raise NotFoundError(
-                    f"The words of {phrase!r} are in the prompt, but not next to each other in "
-                    f"this order. Ask for each alone: {', '.join(map(repr, asked))}."
-                )
-            known = dict.fromkeys(word.text for word in self.words)
-            raise NotFoundError(
-                f"{phrase!r} is not in the prompt. Its words are: "
-                f"{', '.join(known)}.{did_you_mean(phrase, known)}"
-            )
-        found = [words for words in found if all(word.columns for word in words)]
-        if not found:
-            raise NotFoundError(
-                f"{phrase!r} is in the prompt but was cut off: the text encoder reads "
-                f"{len(self.tokens)} tokens. Shorten the prompt or move it forward."
-            )
-        return [_merge(word.columns for word in words) for words in found]
-
-    def _occurrences(self, asked: list[str]) -> list[tuple[Word, ...]]:
-        """Return the runs of whole words made of these parts."""
-        # A word may have several parts (red-haired), so whole words are searched among all parts:
-        # an occurrence must begin and end where a word does.
-        parts = list[str]()
-        owners = [-1]
-        for i, word in enumerate(self.words):
-            spelled = split_phrase(word.text)
-            parts += spelled
-            owners += [i] * len(spelled)
-        owners.append(-1)
-        found = []
-        for start in range(len(parts) - len(asked) + 1):
-            end = start + len(asked)
-            whole = owners[start] != owners[start + 1] and owners[end] != owners[end + 1]
-            if whole and parts[start:end] == asked:
-                found.append(self.words[owners[start + 1] : owners[end] + 1])
-        return found
-
-    def _special(self, name: str) -> tuple[int, ...]:
-        """Return the columns of a special name; CLIP's end token names only the end, not the
-        padding."""
-        found = []
-        for i, token in enumerate(self.tokens):
-            is_spelled = name == token.text and token.special in (SOS, EOS)
-            if token.special and (name == token.special or is_spelled):
-                found.append(i)
-        return tuple(found)
-
-
-def _merge(columns: Iterable[Iterable[int]]) -> tuple[int, ...]:
-    return tuple(sorted(set[int]().union(*columns)))
 
 
 _SPECIAL_PIECE = re.compile(r"<[^<>]*>|\[[^\[\]]*\]|")
@@ -285,7 +158,7 @@ def read_pieces(pieces: Sequence[str]) -> Prompt:
 
 def _checked_label(label: Any, columns: Any, n_columns: int) -> tuple[str, tuple[int, ...]]:
     try:
-        own = _merge([[-1 if isinstance(column, bool) else index(column) for column in columns]])
+        own = merged([[-1 if isinstance(column, bool) else index(column) for column in columns]])
     except TypeError:
         own = ()
     text = " ".join(label.split()) if isinstance(label, str) else ""
@@ -321,7 +194,7 @@ def join_prompts(parts: Sequence[Prompt], encoders: Sequence[str] = ()) -> Promp
         encoded += part.encoded
     joined = []
     for start, end in merge_spans((start, end) for start, end, _ in words):
-        columns = _merge(own for s, e, own in words if start <= s and e <= end)
+        columns = merged(own for s, e, own in words if start <= s and e <= end)
         joined.append(Word(text[start:end], start, end, columns))
     of = tuple((name, len(part.tokens)) for name, part in zip(encoders, parts, strict=False))
     return Prompt(text, tuple(joined), tokens, encoded, of)

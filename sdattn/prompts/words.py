@@ -29,6 +29,8 @@ photo photograph image drawing painting illustration background foreground
 _NOT_THINGS = frozenset(("picture", *_COLOURS_AND_PLACES.split()))
 _JOINERS = "'\u2019-\u2010"  # apostrophes and hyphens, inside a word only: "girl's", "red-haired"
 
+ZERO_WIDTH_SPACE = "\u200b"  # between words of scripts that are written without spaces
+
 
 @dataclass(frozen=True)
 class Source:
@@ -125,7 +127,8 @@ def split_words(text: str, whole: Sequence[tuple[int, int]] = ()) -> list[tuple[
     """Return the words of a text with their character spans, ``(word, start, end)``.
 
     A word is a run of letters and digits, with apostrophes and hyphens inside it, a run of other
-    signs, an ideograph, or one of the ``whole`` spans with the letters adjoining it.
+    signs, an ideograph, or one of the ``whole`` spans with the letters adjoining it. Text without
+    spaces (Thai, Lao, Khmer, Burmese) is one word, unless zero-width spaces (U+200B) divide it.
 
     >>> [word for word, _, _ in split_words("a girl's red-haired cat, 8k!")]
     ['a', "girl's", 'red-haired', 'cat', ',', '8k', '!']
@@ -139,7 +142,8 @@ def split_words(text: str, whole: Sequence[tuple[int, int]] = ()) -> list[tuple[
     start = 0
     for i in range(1, len(text) + 1):
         if i < len(text):
-            alike = kinds[i] == kinds[i - 1] != "ideograph"
+            is_one = kinds[i] != "ideograph" or _kind(text[i]) == "mark"
+            alike = kinds[i] == kinds[i - 1] and is_one
             cut = i in edges and not kinds[i] == kinds[i - 1] == "letter"
             if i in inner or (alike and not cut):
                 continue
@@ -150,7 +154,8 @@ def split_words(text: str, whole: Sequence[tuple[int, int]] = ()) -> list[tuple[
 
 
 def split_phrase(text: str) -> list[str]:
-    """Return the parts by which a phrase is looked up: words casefolded, other signs one by one.
+    """Return the parts by which a phrase is looked up: words :func:`folded`, other signs one by
+    one.
 
     >>> split_phrase("Red <cat-toy>!!")
     ['red', '<', 'cat-toy', '>', '!', '!']
@@ -158,8 +163,43 @@ def split_phrase(text: str) -> list[str]:
     parts: list[str] = []
     for word, _, _ in split_words(text):
         whole = _kind(word[0]) in ("letter", "ideograph")
-        parts += [word.casefold()] if whole else list(word.casefold())
+        parts += [folded(word)] if whole else list(folded(word))
     return parts
+
+
+def folded(text: str) -> str:
+    """Return a text as words are compared: neither letter case counts, nor whether accents are
+    written as signs of their own (NFC, NFD), which text encoders read alike.
+
+    >>> folded("Caf\u00e9") == folded("CAFE\u0301")
+    True
+    """
+    return unicodedata.normalize("NFC", _decomposed(text))
+
+
+def find_part(text: str, part: str) -> list[tuple[int, int]]:
+    """Return the character spans of a part of a text, :func:`folded`, that may begin and end inside
+    words, but not between a letter and its marks.
+
+    >>> find_part("A dog's doghouse", "Dog"), find_part("cafe\u0301", "cafe")
+    ([(2, 5), (8, 11)], [])
+    """
+    signs = [_decomposed(char) for char in text]
+    origins = [i for i, sign in enumerate(signs) for _ in sign]
+    whole = "".join(signs)
+    asked = _decomposed(part)
+    found = []
+    start = whole.find(asked)
+    while start >= 0 and asked:
+        end = start + len(asked)
+        if not any(_kind(sign) == "mark" for sign in (whole[start], whole[end : end + 1]) if sign):
+            found.append((origins[start], origins[end - 1] + 1))
+        start = whole.find(asked, start + 1)
+    return found
+
+
+def _decomposed(text: str) -> str:
+    return unicodedata.normalize("NFD", unicodedata.normalize("NFD", text).casefold())
 
 
 def merge_spans(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
@@ -189,7 +229,7 @@ def _character_kinds(text: str) -> list[str]:
 
 
 def _kind(char: str) -> str:
-    if char.isspace():
+    if char.isspace() or char == ZERO_WIDTH_SPACE:
         return "space"
     category = unicodedata.category(char)
     if category[0] == "M" or category == "Cf":

@@ -21,7 +21,7 @@ from ..keep.map_store import CapturedMaps
 from ..keep.sums import Sum
 from ..look.sdpa import kernel_name, no_softmax
 from ..models.denoiser import Denoiser
-from ..models.denoiser_call import unwrapped
+from ..models.denoiser_call import called, unwrapped
 from ..models.families import listed
 from ..models.layers import AttentionLayer, LayerSelection, checked_kinds, fits_any, select_layers
 from .module_calls import ModuleCalls, SeenCall
@@ -39,6 +39,7 @@ def watch_unknown(
 ) -> Iterator[Store]:
     """Watch a model of no known family while it runs and yield the store, see
     :func:`sdattn.capture`."""
+    model = called(model)
     family = _checked_family(model, keep)
     denoiser = Denoiser(model, None, family)
     store = store_class([], keep)

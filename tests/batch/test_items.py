@@ -79,7 +79,7 @@ BAD_FIELDS = [
     *(("guidance_scale", value, "finite number") for value in (True, "7,5", [7.5])),
     *(("words", value, "list of words") for value in ("cat", [], [""], [" "], [5], {"cat": 1})),
     ("words", ["dog"], r"'dog' is not in the prompt\. Its words are: a, red, cat\."),
-    ("words", ["cat", "ca"], "'ca' is not in"),
+    ("words", ["cat", "ca"], "'ca' is only a part of"),
     ("image", "cat.jpg", "Pass the list as `photos`"),
     ("num_images_per_prompt", 2, "an item is one image or video. Write a line for each"),
     *(("num_images_per_prompt", value, "one image") for value in (0, True, 2.0, "2")),

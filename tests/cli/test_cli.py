@@ -73,6 +73,9 @@ def test_show_draws_again_without_the_model(invoke, model):
     code, out, _ = invoke("show", "run", "red cat", "a", "--out", "elsewhere")
     assert code == 0
     assert sorted(os.listdir("elsewhere/heatmaps")) == ["01-red-cat.png", "02-a.png", "03-a.png"]
+    code, out, _ = invoke("show", "run", "<characters 6:8>", "--out", "part")  # of "cat"
+    assert code == 0
+    assert os.listdir("part/heatmaps") == ["01-ca.png"]
     code, _, err = invoke("show", "run", "cow")
     assert code == 2
     assert "'cow' is not in the prompt. Its words are: a, red, cat, and, dog." in err

@@ -10,6 +10,7 @@ from helpers.tiny_pipelines import make_small_unet
 from sdattn import AttentionStore, TorchAttnProcessor, TorchJointProcessor
 from sdattn.edit import register_attention_control
 from sdattn.models.denoiser import find_denoiser
+from sdattn.models.denoiser_call import unwrapped
 from sdattn.models.families.unet import is_unet
 
 PROMPT = "a red cat"
@@ -54,7 +55,7 @@ def captured(pipe, guidance="auto"):
 @contextmanager
 def attached(pipe, guidance="auto"):
     kept, store = [], AttentionStore(pipeline=pipe, guidance=guidance)
-    model = find_denoiser(pipe).model
+    model = unwrapped(find_denoiser(pipe).model)
     processor = TorchAttnProcessor if is_unet(model) else TorchJointProcessor
     try:
         model.set_attn_processor(processor(store))

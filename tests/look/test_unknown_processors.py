@@ -272,3 +272,74 @@ def test_the_processors_of_every_pipeline_are_plain(row):
     for one in watched:
         one.set_processor(Explicit())
     assert not any(is_plain(one, one.processor) for one in watched)
+
+
+class Holds(torch.nn.Module):
+    """StyleAligned's: a module that holds the processor which does the work."""
+
+    def __init__(self):
+        super().__init__()
+        self.processor = AttnProcessor2_0()
+
+    def __call__(self, attn, *args, **kwargs):
+        return self.processor(attn, *args, **kwargs)
+
+
+class HoldsAModule(Holds):
+    """One that holds such a one."""
+
+    def __init__(self):
+        super().__init__()
+        self.processor = Holds()
+
+
+class SharesKeys(Holds):
+    """StyleAligned's for self-attention: keys and values of all rows, for each row."""
+
+    def __call__(self, attn, hidden_states, *_, **__):
+        q, k, v = (to(hidden_states) for to in (attn.to_q, attn.to_k, attn.to_v))
+        k, v = (part.flatten(0, 1).expand(len(q), -1, -1) for part in (k, v))
+        q, k, v = (part.unflatten(-1, (attn.heads, -1)).transpose(1, 2) for part in (q, k, v))
+        out = scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
+        return attn.to_out[0](out)
+
+
+HELD = {
+    "each its own": lambda names: {name: Holds() for name in names},
+    "one for all": lambda names: dict.fromkeys(names, Holds()),
+    "two deep": lambda names: {name: HoldsAModule() for name in names},
+}
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("held", HELD)
+def test_a_processor_that_holds_one_is_no_layer(held):
+    unet = make_unet()
+    given = torch.randn(2, 4, 16, 16), 5, torch.randn(2, 7, 32)
+    with capture(unet, kinds=("cross", "self")) as expected:
+        plain = unet(*given).sample
+    unet.set_attn_processor(HELD[held](unet.attn_processors))
+    with capture(unet, kinds=("cross", "self")) as store, capture(unet):
+        assert len(find_denoiser(unet).layers) == 32
+        assert torch.equal(unet(*given).sample, plain)
+    assert list(store.maps) == list(expected.maps)
+    for name, maps in expected.maps.items():
+        torch.testing.assert_close(store.maps[name], maps, atol=1e-6, rtol=0)
+
+
+@torch.no_grad()
+def test_style_aligned_shows_what_it_used():
+    """In its self-attention each row has the keys of all rows; a spot has no place in another."""
+    unet = make_unet()
+    given = torch.randn(2, 4, 16, 16), 5, torch.randn(2, 7, 32)
+    names = unet.attn_processors
+    unet.set_attn_processor({n: SharesKeys() if "attn1" in n else Holds() for n in names})
+    with capture(unet) as store, capture(unet, kinds=("self",)) as other:
+        unet(*given)
+    assert len(store.maps) == len(other.maps) == 16
+    for maps in [*store.maps.values(), *other.maps.values()]:
+        torch.testing.assert_close(maps.sum(-1), torch.ones_like(maps[..., 0]))
+    keys = [maps.shape[-1] for maps in other.maps.values()]
+    assert keys == [2 * maps[0, ..., 0].numel() for maps in other.maps.values()]
+    with pytest.raises((CaptureError, ValueError)), capture(unet, queries=[(0, 0)]):
+        unet(*given)

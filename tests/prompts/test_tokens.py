@@ -1,12 +1,16 @@
 """Words and their columns, against tokenizing each word on its own."""
 
+import re
 import warnings
+from itertools import product
+from unicodedata import normalize
 
 import pytest
 from helpers.tiers import tiered
 from helpers.tiny_pipelines import make_pipeline
 from helpers.tiny_tokenizers import TINY_TOKENIZERS, tiny_t5, tiny_tokenizer
 
+from sdattn.prompts.matching import matches
 from sdattn.prompts.tokens import (
     Prompt,
     TruncationWarning,
@@ -53,6 +57,101 @@ def test_an_empty_prompt_is_refused(tokenizer, prompt):
 def test_a_word_that_is_not_there_is_refused_with_those_that_are(tokenizer, word):
     with pytest.raises(KeyError, match="a, cat|no word"):
         read_prompt(tokenizer, "a cat").find(word)
+
+
+ACCENTS = [
+    "a café",
+    "une Crème brûlée",
+    "Việt phở",
+    "が犬",
+    "高気圧のガス",
+    "한국 고양이",
+    "naïve Ångström",
+]
+
+
+@pytest.mark.parametrize("text", ACCENTS)
+def test_accents_match_in_either_form(text, tokenizer):
+    for prompt, word in product(("NFC", "NFD"), repeat=2):
+        read = read_prompt(tokenizer, normalize(prompt, text))
+        assert len(read.words) == len(read_prompt(tokenizer, normalize(word, text)).words)
+        for one in read.words:
+            for asked in (one.text.upper(), one.text):
+                assert one.columns in read.find(normalize(word, asked))
+    forms = [read_prompt(tokenizer, normalize(form, text)) for form in ("NFC", "NFD")]
+    assert matches(*forms) == [(i, i) for i in range(len(forms[0].words))]
+
+
+PARTS = [
+    ("a dog's bowl", "dog", "<characters 2:5>"),
+    ("red rainbows", "Rain", "<characters 4:8>"),
+    ("แมวสีแดง", "สีแดง", "<characters 3:8>"),
+    ("ແມວສີແດງ", "ແມວ", "<characters 0:3>"),
+    ("ឆ្មាក្រហម", "ក្រហម", "<characters 4:9>"),
+    ("ကြောင်နီ", "နီ", "<characters 6:8>"),
+    ("a red dog's bowl", "red dog", "<characters 2:9>"),
+]
+
+
+@pytest.mark.parametrize(("prompt", "part", "name"), PARTS)
+def test_a_part_of_a_word_is_asked_for_by_its_characters(prompt, part, name, tokenizer):
+    read = read_prompt(tokenizer, prompt)
+    with pytest.raises(KeyError, match=re.escape(name)) as caught:
+        read.find(part)
+    start = prompt.casefold().index(part.casefold())
+    characters = set(range(start, start + len(part)))
+    expected = []
+    for column, token in enumerate(read.tokens):
+        if not token.special and characters & set(range(token.start, token.end)):
+            expected.append(column)
+    assert read.find(name) == [tuple(expected)]
+    assert str(expected) in str(caught.value)
+    assert "'<columns 1:3>'" in str(caught.value)
+    assert read.label(name) == prompt[start : start + len(part)]
+
+
+def test_columns_and_characters_that_do_not_exist_are_refused(tokenizer):
+    read = read_prompt(tokenizer, "a dog's bowl")
+    assert read.find("<columns 1:3>") == [(1, 2)]
+    assert read.label("<columns 1:3>") == "<columns 1:3>"
+    assert read.find("<characters 3:4>") == read.find("<characters 2:5>")  # one token, "dog"
+    assert read.find("<columns 0:77>") == [tuple(range(77))]
+    found = read.find("<characters 0:12>")[0]
+    assert found == tuple(sorted(c for word in read.words for c in word.columns))
+    for name in ("<characters 5:5>", "<characters 5:2>", "<characters 0:13>", "<columns 3:78>"):
+        with pytest.raises(KeyError, match="count from 0"):
+            read.find(name)
+    with pytest.raises(KeyError, match="a space"):
+        read.find("<characters 1:2>")
+    for name in ("<characters -1:2>", "<characters 1>", "<columns a:b>", "<letters 0:1>"):
+        with pytest.raises(KeyError, match="not in the prompt|not next to each other"):
+            read.find(name)
+
+
+def test_a_special_token_inside_has_no_characters():
+    read = read_pieces(["<s>", "▁a", "<x>", "▁dog", "</s>"])
+    assert read.find("<characters 0:5>") == [(1, 3)]
+
+
+def test_a_part_of_what_was_cut_off_is_refused(tokenizer):
+    with pytest.warns(TruncationWarning):
+        read = read_prompt(tokenizer, "a dog's bowl", max_length=4)
+    with pytest.raises(KeyError, match="cut off"):
+        read.find("bow")
+    with pytest.raises(KeyError, match="cut off"):
+        read.find("<characters 8:11>")
+
+
+def test_each_text_encoder_has_its_own_special_columns_and_parts(tokenizer):
+    one = read_prompt(tokenizer, "a dog's bowl")
+    both = join_prompts([one, one], ["CLIP", "T5"])
+    for name in ("<eos>", "<sos>", "<characters 2:5>"):
+        (found,) = one.find(name)
+        shifted = tuple(77 + column for column in found)
+        assert both.find(name) == [found + shifted]
+        parts = both.by_encoder()
+        assert parts["CLIP"][0].find(name) == [found]
+        assert parts["T5"][0].find(name) == [shifted]
 
 
 def test_words_that_are_not_together_are_asked_for_one_by_one(tokenizer):

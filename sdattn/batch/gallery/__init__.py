@@ -8,7 +8,7 @@ from typing import Any
 
 from ...maps.presets import Preset
 from ...models.demos import Demo, demo_named
-from ...prompts.words import is_content_word, name_things, split_words
+from ...prompts.words import folded, is_content_word, name_things, split_words
 from ...runs.report.pages import colour_tables, page
 from ..records import ItemRow, Manifest
 
@@ -72,8 +72,8 @@ def _best(row: ItemRow, strange: Sequence[str]) -> str | None:
     words = row["words"]
     source = row.get("source_prompt") or ""
     things = [words[i] for i in name_things(words)]
-    old = {word.casefold() for word, _, _ in split_words(source)}
-    new = [word for word in things if word.casefold() not in old]
+    old = {folded(word) for word, _, _ in split_words(source)}
+    new = [word for word in things if folded(word) not in old]
     rises = {word["word"]: word["peak"] - word["mean"] for word in reversed(row["statistics"])}
     for group in (new, things, filter(is_content_word, words)):
         if known := [word for word in group if word not in strange]:

@@ -10,7 +10,7 @@ from ...errors import InvalidValueError
 from ...prompts.tokenizing import filled
 from ...prompts.tokens import Prompt, join_prompts, read_source
 from ...prompts.words import Source
-from ..denoiser_call import grid_of_patches, unwrapped
+from ..denoiser_call import grid_of_patches
 from ..encode_prompt import read_encoded
 from ..encoders import TextCall
 from ..family import Family
@@ -75,7 +75,7 @@ def _hidream_grid(model: Model, given: Given) -> tuple[int, ...]:
 def _hidream_spans(model: Model, given: Given, cells: int) -> Sequence[Spans]:
     """Return the spans. Patches of images that are not square are padded to the largest number."""
     rows, cols = given["hidden_states"].shape[-2:]
-    start = cells if rows == cols else unwrapped(model).max_seq
+    start = cells if rows == cols else model.max_seq
     n_t5 = given["encoder_hidden_states_t5"].shape[1]
     n_llama = given["encoder_hidden_states_llama3"].shape[2]
     end = start + n_t5 + 2 * n_llama

@@ -36,8 +36,9 @@ _CHATGLM = 256  # columns of Kolors' texts: encode_prompt's own
 
 def is_unet(model: Model) -> bool:
     """Check whether a denoiser is a UNet, with resolutions and down, mid and up blocks."""
+    model = unwrapped(model)
     # processors are asked of the class, since the property walks through the whole model
-    return hasattr(model, "down_blocks") and hasattr(type(unwrapped(model)), "attn_processors")
+    return hasattr(model, "down_blocks") and hasattr(type(model), "attn_processors")
 
 
 class UNets(Family):
@@ -89,7 +90,7 @@ def _image_columns(model: Model, images: Sequence[list[Tensor]], added: Given) -
     if embeds is None:
         return 0
     # the first layer with some: a walk through the whole model at each call is slow
-    inner = (innermost(getattr(part, "processor", None)) for part in unwrapped(model).modules())
+    inner = (innermost(getattr(part, "processor", None)) for part in model.modules())
     tokens = next((found.num_tokens for found in inner if hasattr(found, "num_tokens")), ())
     several = isinstance(embeds, (list, tuple))
     counts = [states.shape[1] for states in embeds] if several else [1]
