@@ -22,7 +22,8 @@ from ..models.layers import AttentionLayer, LayerSelection, select_layers
 from .budget import Expected
 from .keep import Keep, Selection
 from .layer_part import LayerPart
-from .sums import Queue, Sum
+from .queue import Queue
+from .sums import Sum
 
 if TYPE_CHECKING:
     import xarray as xr

@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from sdattn import CaptureError, CaptureWarning, capture
 from sdattn.attention import MultiHeadAttention, plain
 from sdattn.attention.calls import ProjectedCall
-from sdattn.keep import sums as queue
+from sdattn.keep import queue
 from sdattn.models.denoiser import find_denoiser
 
 TIMES = 900, 500, 100
