@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from ..attention.calls import ALL, LayerCall, ProjectedCall
 from ..attention.device_copies import HostCopy, is_gpu_to_cpu
+from ..attention.modes import no_autocast, own_arithmetic
 from ..follow.passes import CaptureError, Pass
 from ..look.attended import HeadSums
 from ..look.key_owners import other_owners
@@ -30,7 +33,7 @@ class Sum:
 
     Attributes:
         running: running pass, if it is kept for this layer; else None.
-        added: passes that were added, in order.
+        added: passes that were added, or are being added, in order.
         view: which part of a call is shown.
         part: columns, cells and heads that are kept; None before the layer ran.
         total: sum of the maps, ``[images, (heads,) N, tokens]``; None before anything is added.
@@ -38,6 +41,7 @@ class Sum:
         rows_apart: largest in any call, see :mod:`sdattn.look.key_owners`.
         may_wait: False if the calls cannot wait, or if somebody writes into the layer's query or
             key.
+        is_trusted: True once nobody did so in a pass.
         problem: reason why the sum is not right; "" if it is.
     """
 
@@ -57,7 +61,16 @@ class Sum:
         elsewhere = keep.device is not None or keep.held_dtype != torch.float32
         self._adds_in_place = not (one_by_one or elsewhere or keep.grad or keep.frames is not None)
         self.may_wait = self._adds_in_place and keep.among is None and not keep.queries.turned
+        self.is_trusted = False
         self.problem = ""
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what is pickled; a part of a joined sum would be written with all of it."""
+        self.tensors()  # nothing is on its way
+        total = self.total
+        if total is not None and total._base is not None:
+            total = total.clone()
+        return {**vars(self), "total": total}
 
     @property
     def calls(self) -> int:
@@ -76,8 +89,9 @@ class Sum:
     def take(self, call: LayerCall) -> None:
         """Add the attention of one call of the layer, in the running pass; raise CaptureError for
         other rows or cells, a second call, or missing columns or heads."""
-        if torch.is_grad_enabled() and not self.keep.grad:
-            with torch.no_grad():
+        has_graph = torch.is_grad_enabled() and self.keep.grad
+        if torch.is_grad_enabled() != has_graph or torch.is_inference_mode_enabled():
+            with own_arithmetic(has_graph):
                 self.take(call)
             return
         running = self.running
@@ -91,20 +105,21 @@ class Sum:
             before = self.rows_apart.get(kind, apart)
             self.rows_apart[kind] = before.fmax(apart) if before.shape == apart.shape else apart
         rows = running.kept or ALL
-        if self.may_wait and running.frame_rows == 1 and may_wait(call):
-            part = self._check(call, running)
-            self.queue.put(self, part, call, rows)
-            self.added.append(running)
-        else:  # rows of the other branch are dropped before anything is computed
-            self.add(self.view.of(call, rows))
+        with no_autocast():
+            if self.may_wait and running.frame_rows == 1 and may_wait(call):
+                part = self._check(call, running)
+                self.added.append(running)
+                self.queue.put(self, part, call, rows)
+            else:  # rows of the other branch are dropped before anything is computed
+                self.add(self.view.of(call, rows))
 
     def add(self, attended: HeadSums) -> None:
         """Add the attention of one call's kept rows now."""
         running = self.running
         assert running is not None
         part = self._check(attended, running)
-        self.add_now(part, part.shown(attended))
         self.added.append(running)
+        self.add_now(part, part.shown(attended))
 
     def _check(self, attended: HeadSums | ProjectedCall, running: Pass) -> LayerPart:
         """Return what is kept of a call, fixed at the first; refuse one on other cells, or a second
@@ -156,7 +171,9 @@ class Sum:
     def tensors(self) -> list[Tensor]:
         """Return what is held."""
         self.queue.work_off()
-        self._receive()
+        if self.copy.is_sent:
+            with own_arithmetic():
+                self._receive()
         return self.each if self.total is None else [self.total]
 
     def map(self) -> Tensor:
@@ -173,21 +190,33 @@ class Sum:
         return maps.to(self.keep.dtype).unflatten(-2, part.grid)
 
     def drop(self, broken: Pass) -> None:
-        """Take back what was added in a pass that did not end."""
-        if not (self.added and self.added[-1] is broken):
-            return
-        self.added = [one for one in self.added if one is not broken]
-        self._receive()
+        """Take back what was added in a pass that did not end. Nothing is computed: there may be no
+        memory for it."""
+        calls = 0
+        while self.added and self.added[-1] is broken:
+            self.added.pop()
+            calls += 1
+        if calls and self.copy.drop():  # on its way from a GPU, so in no sum yet
+            calls -= 1
+        if not self.added:  # what comes next may have other shapes
+            self.part = None
+            self.total = None
         if self.keep.steps.each:
             del self.each[len(self.added) :]
-        elif not self.added:
-            self.total = None
-        else:
+        elif calls and self.added:
             self.problem = (
                 f"A call of the model ended in an error after {self.layer.name} had run, and its "
                 "map is in one sum with other calls'. Enter capture() again for a whole "
                 "run, or keep each step (steps='all')."
             )
+
+    def close(self, layer: AttentionLayer) -> None:
+        """Hold the maps and ``layer`` alone, which names its module no more."""
+        self.layer = layer
+        self.running = None
+        self.view = View(self.keep.queries, self.keep.space)
+        if self.part is not None:
+            self.part.layer = layer
 
     def check_owners(self) -> None:
         """Raise CaptureError if a row attended to another row's keys."""

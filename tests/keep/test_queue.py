@@ -1,10 +1,15 @@
 """Calls of several layers computed together, when the model's pass ends, against float64."""
 
+import gc
+import re
+import weakref
 from dataclasses import replace
+from functools import partial
 
+import numpy as np
 import pytest
 import torch
-from diffusers.models.attention_processor import AttnProcessor2_0
+from diffusers.models.attention_processor import AttnProcessor2_0, FusedAttnProcessor2_0
 from helpers.capture_runs import oracle, record_inputs
 from helpers.sums import running_sum
 from helpers.tiny_pipelines import make_unet
@@ -163,6 +168,139 @@ def test_a_query_that_is_written_into_later_is_said_when_maps_are_read(unet):
     other = UP.replace("attentions.1", "attentions.0")
     right = expected(unet, record[other], other)
     torch.testing.assert_close(store.maps[other].flatten(1, 2).double(), right, atol=1e-6, rtol=0)
+
+
+# -- memory that is used again, which torch's counters of versions do not see ----------------------
+
+
+class Workspaces:
+    """Projections that answer in memory of their own, as CUDA graphs and custom kernels do.
+
+    ``choose(name, kind, call)`` names the memory that a projection's answer is in, and where it
+    begins there, by the layer's name, ``"q"`` or ``"k"``, and how often the layer has run.
+    """
+
+    def __init__(self, unet, choose, layers=None, first=0):
+        self.memory = {}
+        for layer in layers or find_denoiser(unet).layers:
+            for kind in ("q", "k"):
+                projection = getattr(layer.module, f"to_{kind}")
+                projection.register_forward_hook(
+                    partial(self.answer, partial(choose, layer.name, kind), first, [])
+                )
+
+    def answer(self, choose, first, calls, _module, _args, output):
+        calls.append(1)
+        if len(calls) <= first:
+            return output
+        name, start = choose(len(calls))
+        held = self.memory.setdefault(name, np.full(1 << 18, np.nan, np.float32))
+        place = held[start : start + output.numel()]
+        place[:] = output.detach().numpy().ravel()
+        return torch.from_numpy(place).view(output.shape)
+
+
+def numbered(name):
+    """A number for each layer, of those next to each other in the model."""
+    return sum(map(int, re.findall(r"\d+", name)))
+
+
+WORKSPACES = {
+    "one for all": lambda name, kind, call: (kind, 0),
+    "one for each layer": lambda name, kind, call: (name + kind, 0),
+    "two in turn": lambda name, kind, call: (f"{kind}{numbered(name) % 2}", 0),
+    "two, by the call": lambda name, kind, call: (f"{kind}{call % 2}", 0),
+    "parts of one": lambda name, kind, call: (kind, 4096 * (numbered(name) % 3)),
+    "one of both": lambda name, kind, call: (0, (kind == "k") << 17),
+}
+
+
+@pytest.mark.parametrize("rows", [1, 2])
+@pytest.mark.parametrize("choose", WORKSPACES.values(), ids=WORKSPACES)
+def test_layers_that_answer_in_one_memory_are_computed_at_once(unet, groups, choose, rows):
+    Workspaces(unet, choose)
+    store, record = watched(unet, (900, 700, 500, 300, 100), rows)
+    for name, calls in record.items():
+        found = store.maps[name].flatten(1, 2).double()
+        torch.testing.assert_close(found, expected(unet, calls, name), atol=1e-6, rtol=0)
+    assert not groups
+
+
+@pytest.mark.parametrize("beside", ["its own", "one before"])
+def test_a_layer_that_shares_its_memory_with_one_that_is_not_watched(unet, groups, beside):
+    """No two that wait have one memory then; it is known by the pass before."""
+    layers = find_denoiser(unet).layers
+    number = next(i for i, layer in enumerate(layers) if layer.name == UP)
+    some = [layers[number], *(layers if beside == "its own" else layers[:number])]
+    some = [layer for layer in some if layer.kind == "self" or layer.name == UP]
+    Workspaces(unet, WORKSPACES["one for all"], {layer.name: layer for layer in some}.values())
+    store, record = watched(unet, (900, 700, 500, 300))
+    for name, calls in record.items():
+        found = store.maps[name].flatten(1, 2).double()
+        torch.testing.assert_close(found, expected(unet, calls, name), atol=1e-6, rtol=0)
+    assert sorted(groups) == sorted([5, 5, 4] * 3)
+
+
+@pytest.mark.parametrize("choose", ["one for all", "parts of one"])
+def test_memory_that_is_used_again_later_is_said_when_maps_are_read(unet, choose):
+    """The first calls, which warm up, answer in new memory."""
+    Workspaces(unet, WORKSPACES[choose], first=2)
+    store, record = watched(unet, (900, 700, 500, 300))
+    lost = [name for name in record if store.sums[name].problem]
+    assert len(lost) > 1
+    for name, calls in record.items():
+        if name in lost:
+            with pytest.raises(CaptureError, match=f"wrote into the query or key of {name}"):
+                store.maps[name]
+        else:
+            found = store.maps[name].flatten(1, 2).double()
+            torch.testing.assert_close(found, expected(unet, calls, name), atol=1e-6, rtol=0)
+
+
+def test_new_memory_is_not_taken_for_old(unet, groups):
+    """Whatever the allocator gives out again, layers go on to wait."""
+    watched(unet, tuple(range(900, 0, -100)))
+    assert groups == [5, 5, 5] * 8
+
+
+def test_query_and_key_may_be_parts_of_one_tensor(unet, groups):
+    """As fused projections make them; a tensor of several layers is not trusted."""
+    unet.fuse_qkv_projections()
+    unet.set_attn_processor(FusedAttnProcessor2_0())
+    fused = make_unet()
+    fused.load_state_dict(unet.state_dict(), strict=False)
+    store, _ = watched(unet)
+    right, _ = watched(fused, steps="all")
+    assert groups == [5, 5, 5] * (len(TIMES) - 1)
+    for name, maps in right.maps.items():
+        torch.testing.assert_close(store.maps[name], maps.mean(1), atol=1e-6, rtol=0)
+
+
+class Other(torch.Tensor):
+    """A tensor that may have no memory of its own."""
+
+
+def test_tensors_of_another_class_do_not_wait(unet, groups):
+    for layer in find_denoiser(unet).layers:
+        layer.module.to_k.register_forward_hook(lambda _m, _a, out: out.as_subclass(Other))
+    store, record = watched(unet)
+    for name, calls in record.items():
+        found = store.maps[name].flatten(1, 2).double().as_subclass(torch.Tensor)
+        torch.testing.assert_close(found, expected(unet, calls, name), atol=1e-6, rtol=0)
+    assert not groups
+
+
+def test_after_the_block_no_query_and_no_key_is_held(unet):
+    seen = []
+    for layer in find_denoiser(unet).layers:
+        layer.module.to_q.register_forward_hook(lambda _m, _a, out: seen.append(weakref.ref(out)))
+    store, _ = watched(unet)
+    gc.collect()
+    assert len(seen) == 32 * len(TIMES) and store.maps
+    assert not any(one() is not None for one in seen)
+
+
+# -- what waits ---------------------------------------------------------------------------------
 
 
 def test_maps_read_while_the_model_runs_have_all_that_ran(unet):

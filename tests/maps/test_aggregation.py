@@ -373,12 +373,14 @@ def test_a_cells_attention_still_sums_to_1(refined_runs):
     torch.testing.assert_close(rows, torch.ones_like(rows))
 
 
-def test_an_affinity_by_hand():
+@pytest.mark.parametrize("cast", [False, True], ids=["float32", "autocast"])
+def test_an_affinity_by_hand(cast):
     """Four cells: the first two stay, the others take the mean of both rows."""
     affinity = torch.tensor([[1, 0, 0, 0], [0, 1, 0, 0], [0.5, 0, 0.5, 0], [0, 0.5, 0, 0.5]])
-    maps = torch.tensor([[[8.0], [4.0]], [[2.0], [6.0]]])[None]  # [1, 2, 2, 1]
-    found = spread(maps, LayerMaps({}, (0,), 1, affinity[None], (2, 2)))
-    assert found.flatten().tolist() == [8.0, 4.0, 5.0, 5.0]
+    maps = torch.tensor([[[8.0], [4.0]], [[2.0], [6.01]]])[None]  # [1, 2, 2, 1]
+    with torch.autocast("cpu", torch.bfloat16, enabled=cast):
+        found = spread(maps, LayerMaps({}, (0,), 1, affinity[None], (2, 2)))
+    assert found.flatten().tolist() == pytest.approx([8.0, 4.0, 5.0, 5.005], rel=1e-6)
 
 
 def chosen(pipe, size):
