@@ -194,7 +194,7 @@ class Workspaces:
         if len(calls) <= first:
             return output
         name, start = choose(len(calls))
-        held = self.memory.setdefault(name, np.full(1 << 18, np.nan, np.float32))
+        held = self.memory.setdefault(name, np.full(1 << 15, np.nan, np.float32))
         place = held[start : start + output.numel()]
         place[:] = output.detach().numpy().ravel()
         return torch.from_numpy(place).view(output.shape)
@@ -211,15 +211,15 @@ WORKSPACES = {
     "two in turn": lambda name, kind, call: (f"{kind}{numbered(name) % 2}", 0),
     "two, by the call": lambda name, kind, call: (f"{kind}{call % 2}", 0),
     "parts of one": lambda name, kind, call: (kind, 4096 * (numbered(name) % 3)),
-    "one of both": lambda name, kind, call: (0, (kind == "k") << 17),
+    "one of both": lambda name, kind, call: (0, (kind == "k") << 14),
+    "the queries'": lambda name, kind, call: ("q" if kind == "q" else f"{name} {call}", 0),
 }
 
 
-@pytest.mark.parametrize("rows", [1, 2])
 @pytest.mark.parametrize("choose", WORKSPACES.values(), ids=WORKSPACES)
-def test_layers_that_answer_in_one_memory_are_computed_at_once(unet, groups, choose, rows):
+def test_layers_that_answer_in_one_memory_are_computed_at_once(unet, groups, choose):
     Workspaces(unet, choose)
-    store, record = watched(unet, (900, 700, 500, 300, 100), rows)
+    store, record = watched(unet, (900, 700, 500, 300))
     for name, calls in record.items():
         found = store.maps[name].flatten(1, 2).double()
         torch.testing.assert_close(found, expected(unet, calls, name), atol=1e-6, rtol=0)
@@ -241,7 +241,7 @@ def test_a_layer_that_shares_its_memory_with_one_that_is_not_watched(unet, group
     assert sorted(groups) == sorted([5, 5, 4] * 3)
 
 
-@pytest.mark.parametrize("choose", ["one for all", "parts of one"])
+@pytest.mark.parametrize("choose", ["one for all", "parts of one", "the queries'"])
 def test_memory_that_is_used_again_later_is_said_when_maps_are_read(unet, choose):
     """The first calls, which warm up, answer in new memory."""
     Workspaces(unet, WORKSPACES[choose], first=2)
@@ -269,9 +269,9 @@ def test_query_and_key_may_be_parts_of_one_tensor(unet, groups):
     unet.set_attn_processor(FusedAttnProcessor2_0())
     fused = make_unet()
     fused.load_state_dict(unet.state_dict(), strict=False)
-    store, _ = watched(unet)
-    right, _ = watched(fused, steps="all")
-    assert groups == [5, 5, 5] * (len(TIMES) - 1)
+    store, _ = watched(unet, kinds=("cross", "self"))
+    assert groups == [5, 5, 5, 5, 5, 5] * (len(TIMES) - 1)
+    right, _ = watched(fused, kinds=("cross", "self"), steps="all")
     for name, maps in right.maps.items():
         torch.testing.assert_close(store.maps[name], maps.mean(1), atol=1e-6, rtol=0)
 
@@ -303,12 +303,18 @@ def test_after_the_block_no_query_and_no_key_is_held(unet):
 # -- what waits ---------------------------------------------------------------------------------
 
 
-def test_maps_read_while_the_model_runs_have_all_that_ran(unet):
+@pytest.mark.parametrize("inference", [False, True])
+def test_maps_read_while_the_model_runs_have_all_that_ran(unet, groups, inference):
     """A hook behind the last layer reads the first one's map."""
     first, *_, last = [layer for layer in find_denoiser(unet).layers if layer.kind == "cross"]
     read = []
+
+    def reads(*_):
+        with torch.inference_mode(inference):
+            read.append(store.maps[first.name])
+
     with torch.no_grad(), capture(unet) as store:
-        last.module.register_forward_hook(lambda *_: read.append(store.maps[first.name]))
+        last.module.register_forward_hook(reads)
         for number, time in enumerate(TIMES):
             unet(*(inputs(seed=number)[0], time, inputs(seed=number)[1]))
     torch.testing.assert_close(read[-1], store.maps[first.name], atol=0, rtol=0)
