@@ -10,7 +10,7 @@ import torch
 
 # A block in which autocast casts nothing, on any device. torch's public
 # `autocast(device, enabled=False)` does the same for one device and takes as long as a small layer.
-no_autocast: Any = torch._C._DisableAutocast  # type: ignore[attr-defined]
+no_autocast: Any = torch._C._DisableAutocast
 
 
 @contextmanager

@@ -1,10 +1,13 @@
 """Calls of several layers computed together, when the model's pass ends, against float64."""
 
 import gc
+import random
 import re
 import weakref
 from dataclasses import replace
 from functools import partial
+from itertools import permutations, product
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -160,6 +163,22 @@ def test_layers_whose_queries_are_written_into_are_computed_at_once(unet, groups
     assert sorted(groups) == sorted([5, 5, 4] * (len(TIMES) - 1))
 
 
+def test_a_layer_is_watched_when_it_first_waits(unet):
+    """In inference mode no versions are counted, so its first calls do not wait."""
+    written(unet, [UP], after=0)
+    hooks, record = record_inputs(unet)
+    with torch.no_grad(), capture(unet) as store:
+        for time, inference in zip(TIMES, (True, False, False), strict=True):
+            sample, text = inputs(seed=time)
+            with torch.inference_mode(inference):
+                unet(sample, time, text)
+    for hook in hooks:
+        hook.remove()
+    with torch.no_grad():
+        right = expected(unet, record[UP], UP)
+    torch.testing.assert_close(store.maps[UP].flatten(1, 2).double(), right, atol=1e-6, rtol=0)
+
+
 def test_a_query_that_is_written_into_later_is_said_when_maps_are_read(unet):
     written(unet, [UP], after=1)
     store, record = watched(unet)
@@ -255,6 +274,27 @@ def test_memory_that_is_used_again_later_is_said_when_maps_are_read(unet, choose
         else:
             found = store.maps[name].flatten(1, 2).double()
             torch.testing.assert_close(found, expected(unet, calls, name), atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_calls_that_share_memory_are_those_of_which_two_parts_overlap(seed):
+    """Query and key of one call may; every pair of others is looked at here."""
+    rng = random.Random(seed)
+    calls = []
+    for _ in range(rng.randint(1, 8)):
+        starts = [rng.randrange(40) for _ in range(2)]
+        calls.append([(start, start + rng.randint(1, 12)) for start in starts])
+    shared = set()
+    for one, other in permutations(range(len(calls)), 2):
+        for (a, b), (c, d) in product(calls[one], calls[other]):
+            if a < d and c < b:
+                shared |= {one, other}
+    waiting = queue.Queue()
+    found = waiting._hold([SimpleNamespace(memory=tuple(memory)) for memory in calls])
+    assert found == shared
+    held = {at for memory in calls for start, end in memory for at in range(start, end)}
+    merged = zip(waiting._starts, waiting._ends, strict=True)
+    assert [at for start, end in merged for at in range(start, end)] == sorted(held)
 
 
 def test_new_memory_is_not_taken_for_old(unet, groups):
