@@ -167,10 +167,11 @@ def test_a_layer_is_watched_when_it_first_waits(unet):
     """In inference mode no versions are counted, so its first calls do not wait."""
     written(unet, [UP], after=0)
     hooks, record = record_inputs(unet)
+    modes = torch.inference_mode, torch.no_grad, torch.no_grad
     with torch.no_grad(), capture(unet) as store:
-        for time, inference in zip(TIMES, (True, False, False), strict=True):
+        for time, mode in zip(TIMES, modes, strict=True):
             sample, text = inputs(seed=time)
-            with torch.inference_mode(inference):
+            with mode():
                 unet(sample, time, text)
     for hook in hooks:
         hook.remove()
@@ -350,7 +351,7 @@ def test_maps_read_while_the_model_runs_have_all_that_ran(unet, groups, inferenc
     read = []
 
     def reads(*_):
-        with torch.inference_mode(inference):
+        with torch.inference_mode() if inference else torch.no_grad():
             read.append(store.maps[first.name])
 
     with torch.no_grad(), capture(unet) as store:
@@ -358,6 +359,7 @@ def test_maps_read_while_the_model_runs_have_all_that_ran(unet, groups, inferenc
         for number, time in enumerate(TIMES):
             unet(*(inputs(seed=number)[0], time, inputs(seed=number)[1]))
     torch.testing.assert_close(read[-1], store.maps[first.name], atol=0, rtol=0)
+    assert not any(one.total.is_inference() for one in store.sums.values())
 
 
 def test_no_query_waits_where_versions_are_not_counted(unet, groups):
