@@ -319,7 +319,7 @@ FAULTS = [
         "            with own_arithmetic():\n                for entries in groups.values():",
         "            if True:\n                for entries in groups.values():",
         "sums of layers that were joined are inference tensors",
-        ("keep/test_modes.py",),
+        ("keep/test_queue.py",),
     ),
     Fault(
         "keep/sums.py",
