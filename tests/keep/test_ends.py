@@ -40,15 +40,11 @@ def states():
     return torch.randn(1, 5, 32, generator=torch.Generator().manual_seed(2))
 
 
-def only_mid(layer):
-    return layer.place == "mid"
-
-
 # What is captured of which model; predicates and texts would hold the model, or tensors of the run.
 KINDS = {
     "by default": (unet, {}),
     "steps": (unet, {"steps": "all", "heads": "all"}),
-    "a predicate": (unet, {"layers": only_mid}),
+    "a predicate": (unet, {"layers": lambda layer: layer.place == "mid"}),
     "cells": (unet, {"queries": [(0, 1)]}),
     "another text": (unet, {"text_states": states()}),
     "among": (unet, {"among": [[1, 3]]}),

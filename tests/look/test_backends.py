@@ -121,20 +121,21 @@ def test_a_kernel_of_the_dispatcher_is_seen_by_its_query_and_key(when, monkeypat
 def test_the_difference_of_a_kernel_is_the_largest_of_any_call(monkeypatch):
     """Whatever its values are, and whatever is allowed."""
     model, exact, calls = flux().transformer, kernel(0.0), []
-    shifts = [1e-5, 3e-5, 7e-5, 2e-5]
+    shifts = [1e-5, 3e-5, 7e-5, 2e-5, 1e-5, 1e-5, 1e-5, 1e-5]
 
     def shifted(query, key, value, **given):
-        calls.append(1)
         made = exact(query, key, value, **given)
-        made[:, 0] += shifts[len(calls) % 4]
+        made[:, 0] += shifts[len(calls)]
+        calls.append(1)
         return made
 
     shifted.__module__ = DISPATCH
     monkeypatch.setitem(BACKENDS, AttentionBackendName.SAGE, shifted)
     _AttentionBackendRegistry.set_active_backend(AttentionBackendName.SAGE)
     with capture(model) as store:
-        model(**inputs("FLUX.1", model))
-    assert len(calls) == 4
+        for time in (0.5, 0.25):
+            model(**{**inputs("FLUX.1", model), "timestep": torch.tensor([time])})
+    assert len(calls) == 8
     assert list(store.kernels.values()) == pytest.approx([7e-5], abs=2e-6)
 
 
