@@ -16,7 +16,7 @@ from importlib.metadata import version
 from typing import Any
 
 import torch
-from helpers.matrix import PROCESSORS, ROWS, WAYS
+from helpers.matrix import PROCESSORS, ROWS, WAYS, ways_of
 from helpers.rows import PROMPTS, Row, Way
 
 import sdattn
@@ -34,7 +34,7 @@ def main() -> None:
     for row in ROWS:
         if sys.argv[1:] and sys.argv[1] not in row.name:
             continue
-        ways = {str(way): attempt(row, way) for way in WAYS}
+        ways = {str(way): attempt(row, way) for way in ways_of(row)}
         processors = {name: attempt(row, WAYS[0], name) for name in ("own", *row.processors)}
         cells = [row.name, *describe(row), *map(summary, (ways, processors))]
         print("|", " | ".join(cells), "|", flush=True)

@@ -4,7 +4,7 @@
 
 Shapes are those of the demo model, SD 1.5 and SDXL, of one guided image, of which one row of two is
 kept. The ratio is of CPU time (on a GPU of time): five layers together, to one after the other.
-`SMALL_ON_CPU` of :mod:`sdattn.keep.sums` is where it passes 1.
+`SMALL_ON_CPU` of :mod:`sdattn.keep.queue` is where it passes 1.
 """
 
 import statistics

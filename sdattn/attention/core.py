@@ -115,7 +115,8 @@ def attention_probs(
         scale: factor of the scores (default: ``1 / sqrt(d)``).
 
     Returns:
-        ``[..., N, T]`` in the dtype of ``query``, in [0, 1]; half types are computed in float32.
+        ``[..., N, T]`` in the dtype of ``query``, in [0, 1]; half types are computed in float32,
+        under autocast too.
         Every row sums to 1; a row that may attend to nothing is all zeros (never NaN).
 
     Raises:
@@ -127,6 +128,10 @@ def attention_probs(
             f"query is {query.shape[-1]} wide and key is {key.shape[-1]} wide; the two must agree. "
             f"Found query {list(query.shape)}, key {list(key.shape)}."
         )
+    device = query.device.type
+    if device != "meta" and torch.is_autocast_enabled(device):
+        with torch.autocast(device, enabled=False):  # torch's compiler knows this one
+            return attention_probs(query, key.to(query.dtype), mask, is_causal, scale)
     scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
     dtype = query.dtype
     if dtype in HALF_TYPES:

@@ -60,6 +60,20 @@ class HostCopy:
         self._done: Any = None  # an event of that stream
         self._sent: Tensor | None = None  # the buffer in pinned memory, if it came from a GPU
 
+    @property
+    def is_sent(self) -> bool:
+        """True if something was sent and not taken yet."""
+        return self._sent is not None
+
+    def drop(self) -> bool:
+        """Forget what was sent, without waiting for it; return False if nothing was."""
+        was_sent = self.is_sent
+        self._sent = None
+        return was_sent
+
+    def __getstate__(self) -> dict[str, Any]:
+        return vars(HostCopy())  # a stream belongs to its process
+
     def send(self, tensor: Tensor) -> None:
         if not tensor.is_cuda:
             self._sent = tensor

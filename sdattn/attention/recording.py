@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from . import plain
+from .modes import no_autocast
 
 FEW_KEYS = 512  # up to which one softmax is made if the kernel gives no logsumexp
 
@@ -49,7 +50,7 @@ def record_softmax(
 
 def add_softmax(*given: Any) -> None:
     """Do as `record_softmax`. torch takes as long to find an operation as a small layer to run."""
-    with torch.no_grad() if torch.is_grad_enabled() else nullcontext():
+    with torch.no_grad() if torch.is_grad_enabled() else nullcontext(), no_autocast():
         plain.add_softmax(*given)
 
 
@@ -111,9 +112,10 @@ def add_attention(
         columns = None if last - first == key.shape[2] else range(first, last)
         add_softmax(total, query, key, mask, scale, columns)
         return
-    of_rows = logsumexp(query, key, mask, scale)
-    mask = None if mask is None else mask[..., keys]
-    plain.add_share(total, query, key[:, :, keys], mask, scale, of_rows)
+    with no_autocast():
+        of_rows = plain.logsumexp(query, key, mask, scale)
+        mask = None if mask is None else mask[..., keys]
+        plain.add_share(total, query, key[:, :, keys], mask, scale, of_rows)
 
 
 def addend(mask: Tensor | None) -> Tensor | None:
@@ -130,6 +132,16 @@ def _fake_logsumexp(query: Tensor, key: Tensor, mask: Tensor | None, scale: floa
 def _nothing(*_: object) -> None: ...
 
 
+def _outside_modes(implementation: Callable[..., Any]) -> Callable[..., Any]:
+    """Return an operation that no mode of its caller reaches."""
+
+    def run(*given: Any) -> Any:
+        with torch.no_grad(), no_autocast():
+            return implementation(*given)
+
+    return run
+
+
 _CALL = "Tensor query, Tensor key, Tensor? mask, float scale"
 _OPERATIONS: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
     f"record_softmax(Tensor(a!) total, {_CALL}, int[]? columns=None) -> ()": (
@@ -142,8 +154,10 @@ _OPERATIONS: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
     ),
     f"logsumexp({_CALL}) -> Tensor": (plain.logsumexp, _fake_logsumexp),
 }
+
+
 _library = torch.library.Library("sdattn", "DEF")
 for _schema, (_implementation, _fake) in _OPERATIONS.items():
     _name = _library.define(_schema, tags=(torch.Tag.pt2_compliant_tag,))
-    _library.impl(_name, torch.no_grad()(_implementation), "CompositeExplicitAutograd")
+    _library.impl(_name, _outside_modes(_implementation), "CompositeExplicitAutograd")
     torch.library.register_fake(f"sdattn::{_name}", _fake, lib=_library)

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from ..attention.device_copies import DeviceCopies
+from ..attention.modes import no_autocast
 from ..errors import InvalidTypeError, InvalidValueError, refuse
 from ..follow.run_part import RunPart, Span
 from ..maps.requirements import columns_of
@@ -169,7 +170,9 @@ class AttentionReplace(AttentionControlEdit):
     def replace_cross_attention(self, attn_base: Tensor, attn_replace: Tensor) -> Tensor:
         # [targets, T of source, T]
         mapper = self._on(attn_base.device, self.mapper, attn_base.dtype)
-        return attn_base @ mapper[:, None]
+        with no_autocast():
+            replaced: Tensor = attn_base @ mapper[:, None]
+        return replaced
 
 
 class AttentionRefine(AttentionControlEdit):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
@@ -22,7 +23,8 @@ from ..models.layers import AttentionLayer, LayerSelection, select_layers
 from .budget import Expected
 from .keep import Keep, Selection
 from .layer_part import LayerPart
-from .sums import Queue, Sum
+from .queue import Queue
+from .sums import Sum
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -75,10 +77,12 @@ class CapturedMaps:
 
     def __init__(self, layers: Sequence[AttentionLayer], keep: Keep):
         self.layers = list(layers)
+        self._candidates = list(layers)  # of all resolutions
         self.keep = keep.without_run()
         self.queue = Queue()
-        self.sums = {layer.name: Sum(layer, keep, self.queue) for layer in layers}
+        self.sums = {layer.name: Sum(layer, self.keep, self.queue) for layer in layers}
         self._text_sums: dict[str, TextOnly] = {}  # of layers that others spread
+        self._text_candidates: dict[str, TextOnly] = {}
         self._spreading: Spreading | None = None
         self.passes: list[Pass] = []
         self._running: Pass | None = None
@@ -112,7 +116,8 @@ class CapturedMaps:
         self._spreading = spreading
         for layer in layers:
             if layer.name not in self.sums:
-                self._text_sums[layer.name] = TextOnly(layer, self.keep, spreading)
+                self._text_candidates[layer.name] = TextOnly(layer, self.keep, spreading)
+        self._text_sums = dict(self._text_candidates)
 
     def sum_of(self, layer: AttentionLayer) -> Sum:
         """Return what takes the calls of a watched layer."""
@@ -133,11 +138,11 @@ class CapturedMaps:
 
     def choose(self, selection: tuple[LayerSelection, Sequence[str]], size: Size | None) -> None:
         """Watch only layers of the chosen resolutions, which are known in the first pass."""
-        chosen = select_layers(self.watched, *selection, size)
-        for layer in self.text_only:
-            if layer not in chosen:
-                del self._text_sums[layer.name]
-        self.layers = [layer for layer in self.layers if layer in chosen]
+        text_only = self._text_candidates
+        every = [*(held.layer for held in text_only.values()), *self._candidates]
+        chosen = select_layers(every, *selection, size)
+        self._text_sums = {name: held for name, held in text_only.items() if held.layer in chosen}
+        self.layers = [layer for layer in self._candidates if layer in chosen]
 
     @property
     def watched(self) -> list[AttentionLayer]:
@@ -285,10 +290,23 @@ class CapturedMaps:
         self.queue.drop()
         if self._spreading is not None:
             self._spreading.drop_pass()
-        for layer_sum in self.sums.values():
+        for layer_sum in (*self.sums.values(), *self._text_sums.values()):
             layer_sum.drop(broken)
-        self.passes.remove(broken)
+        self.passes = [one for one in self.passes if one is not broken]
         self._rest()
+
+    def close(self) -> None:
+        """End the block: forget a pass that did not end, and let go of the model. Names and shapes
+        of its layers stay. Nothing is computed, so that this cannot fail where memory did."""
+        self.drop_pass()
+        self.queue.close()
+        self._text_sums = {}
+        self._text_candidates = {}
+        self._candidates = []
+        self._spreading = None
+        for layer_sum in self.sums.values():
+            layer_sum.close(replace(layer_sum.layer, module=None))
+        self.layers = [replace(layer, module=None) for layer in self.layers]
 
     def _rest(self) -> None:
         self._running = None

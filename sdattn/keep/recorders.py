@@ -18,6 +18,7 @@ from torch.overrides import TorchFunctionMode
 
 from ..attention.calls import four_axes
 from ..attention.device_copies import index_on
+from ..attention.modes import own_arithmetic
 from ..attention.recording import addend, record_softmax
 from ..errors import RunError
 from ..follow.installer import Installation
@@ -166,10 +167,11 @@ class Recorders:
             if twice := [name for name, calls in often.items() if calls > 1.5]:
                 raise CaptureError(called_twice(twice[0]))
             self._ran = frozenset(name for name, calls in often.items() if calls)
-        for layer, recorder in held:
-            kept = store.sums[layer.name]
-            if kept.is_needed() and layer.name in self._ran:
-                kept.add(Recorded(cast(Tensor, recorder.sums), layer.heads))
+        with own_arithmetic():
+            for layer, recorder in held:
+                kept = store.sums[layer.name]
+                if kept.is_needed() and layer.name in self._ran:
+                    kept.add(Recorded(cast(Tensor, recorder.sums), layer.heads))
 
     def rest(self) -> None:
         """Record nothing until the next pass: a stray call may have other shapes."""

@@ -1,52 +1,23 @@
-"""`Sum`: the maps of one layer, added at once or when the model's pass ends: then plain layers only
-hand over query and key while the model runs, and a `Queue` computes what they attended to for all
-layers of one shape together."""
+"""`Sum`: the maps of one layer, added at once, or by a `Queue` when the model's pass ends."""
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TypeGuard, cast
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..attention.calls import LayerCall, ProjectedCall, Rows
 from ..attention.device_copies import HostCopy, is_gpu_to_cpu
-from ..attention.plain import at_a_time
+from ..attention.modes import no_autocast, own_arithmetic
 from ..follow.passes import CaptureError, Pass
-from ..look.attended import HeadSums, softmax_of
+from ..look.attended import HeadSums
 from ..look.key_owners import other_owners
 from ..look.view import View
 from ..models.layers import AttentionLayer
 from .keep import Keep
 from .layer_part import LayerPart
-
-# Bytes of query and key that wait, by kind of device; more is worked off before the pass ends. On
-# GPUs the bound is not measured yet.
-MAX_QUEUED_BYTES = {"cpu": 8 << 20}
-MAX_QUEUED_BYTES_ELSEWHERE = 64 << 20
-# Numbers in a layer's query and key up to which it waits on a CPU: joining larger ones costs more
-# than it saves (scripts/benchmarks/bench_queue.py).
-SMALL_ON_CPU = 1 << 16
-
-
-_WRITTEN = (
-    "Something wrote into the query or key of {} after the layer had run, and had not done so in "
-    "the first step, so what it attended to is lost. Leave this layer out (layers=…)."
-)
-
-
-def may_wait(call: LayerCall) -> TypeGuard[ProjectedCall]:
-    """Check whether what a call attended to can be computed later, and is small enough."""
-    if not isinstance(call, ProjectedCall):
-        return False
-    query = call.query
-    key = call.key
-    if query.is_inference() or query.requires_grad or key.requires_grad:
-        return False  # no versions are counted; a graph would be held
-    return query.device.type != "cpu" or query.numel() + key.numel() <= SMALL_ON_CPU
+from .queue import Queue, may_wait
 
 
 class Sum:
@@ -62,7 +33,7 @@ class Sum:
 
     Attributes:
         running: running pass, if it is kept for this layer; else None.
-        added: passes that were added, in order.
+        added: passes that were added, or are being added, in order.
         view: which part of a call is shown.
         part: columns, cells and heads that are kept; None before the layer ran.
         total: sum of the maps, ``[images, (heads,) N, tokens]``; None before anything is added.
@@ -70,6 +41,7 @@ class Sum:
         rows_apart: largest in any call, see :mod:`sdattn.look.key_owners`.
         may_wait: False if the calls cannot wait, or if somebody writes into the layer's query or
             key.
+        is_trusted: True once nobody did so in a pass.
         problem: reason why the sum is not right; "" if it is.
     """
 
@@ -89,7 +61,16 @@ class Sum:
         elsewhere = keep.device is not None or keep.held_dtype != torch.float32
         self._adds_in_place = not (one_by_one or elsewhere or keep.grad or keep.frames is not None)
         self.may_wait = self._adds_in_place and keep.among is None and not keep.queries.turned
+        self.is_trusted = False
         self.problem = ""
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what is pickled; a part of a joined sum would be written with all of it."""
+        self.tensors()  # nothing is on its way
+        total = self.total
+        if total is not None and total._base is not None:
+            total = total.clone()
+        return {**vars(self), "total": total}
 
     @property
     def calls(self) -> int:
@@ -108,8 +89,9 @@ class Sum:
     def take(self, call: LayerCall) -> None:
         """Add the attention of one call of the layer, in the running pass; raise CaptureError for
         other rows or cells, a second call, or missing columns or heads."""
-        if torch.is_grad_enabled() and not self.keep.grad:
-            with torch.no_grad():
+        has_graph = torch.is_grad_enabled() and self.keep.grad
+        if torch.is_grad_enabled() != has_graph or torch.is_inference_mode_enabled():
+            with own_arithmetic(has_graph):
                 self.take(call)
             return
         running = self.running
@@ -125,20 +107,21 @@ class Sum:
             self.rows_apart[kind] = before.fmax(apart) if before.shape == apart.shape else apart
         if rows == ():  # a cache guesses what these rows would make
             return
-        if self.may_wait and running.frame_rows == 1 and may_wait(call):
-            part = self._check(call, running)
-            self.queue.put(self, part, call, rows)
-            self.added.append(running)
-        else:  # rows of the other branch are dropped before anything is computed
-            self.add(self.view.of(call, rows))
+        with no_autocast():
+            if self.may_wait and running.frame_rows == 1 and may_wait(call):
+                part = self._check(call, running)
+                self.added.append(running)
+                self.queue.put(self, part, call, rows)
+            else:  # rows of the other branch are dropped before anything is computed
+                self.add(self.view.of(call, rows))
 
     def add(self, attended: HeadSums) -> None:
         """Add the attention of one call's kept rows now."""
         running = self.running
         assert running is not None
         part = self._check(attended, running)
-        self.add_now(part, part.shown(attended))
         self.added.append(running)
+        self.add_now(part, part.shown(attended))
 
     def _check(self, attended: HeadSums | ProjectedCall, running: Pass) -> LayerPart:
         """Return what is kept of a call, fixed at the first; refuse one on other cells, or a second
@@ -190,7 +173,9 @@ class Sum:
     def tensors(self) -> list[Tensor]:
         """Return what is held."""
         self.queue.work_off()
-        self._receive()
+        if self.copy.is_sent:
+            with own_arithmetic():
+                self._receive()
         return self.each if self.total is None else [self.total]
 
     def map(self) -> Tensor:
@@ -207,125 +192,38 @@ class Sum:
         return maps.to(self.keep.dtype).unflatten(-2, part.grid)
 
     def drop(self, broken: Pass) -> None:
-        """Take back what was added in a pass that did not end."""
-        if not (self.added and self.added[-1] is broken):
-            return
-        self.added = [one for one in self.added if one is not broken]
-        self._receive()
+        """Take back what was added in a pass that did not end. Nothing is computed: there may be no
+        memory for it."""
+        calls = 0
+        while self.added and self.added[-1] is broken:
+            self.added.pop()
+            calls += 1
+        if calls and self.copy.drop():  # on its way from a GPU, so in no sum yet
+            calls -= 1
+        if not self.added:  # what comes next may have other shapes
+            self.part = None
+            self.total = None
         if self.keep.steps.each:
             del self.each[len(self.added) :]
-        elif not self.added:
-            self.total = None
-        else:
+        elif calls and self.added:
             self.problem = (
                 f"A call of the model ended in an error after {self.layer.name} had run, and its "
                 "map is in one sum with other calls'. Enter capture() again for a whole "
                 "run, or keep each step (steps='all')."
             )
 
+    def close(self, layer: AttentionLayer) -> None:
+        """Hold the maps and ``layer`` alone, which names its module no more."""
+        self.layer = layer
+        self.running = None
+        self.view = View(self.keep.queries, self.keep.space)
+        if self.part is not None:
+            self.part.layer = layer
+
     def check_owners(self) -> None:
         """Raise CaptureError if a row attended to another row's keys."""
         if problem := other_owners(self.layer.name, self.rows_apart):
             raise CaptureError(problem)
-
-
-@dataclass
-class _Entry:
-    """One call of a layer: where it is added, and the versions of its query and key."""
-
-    layer_sum: Sum
-    part: LayerPart
-    call: ProjectedCall
-    rows: Rows
-    versions: list[int]
-    is_added: bool  # only watched for somebody who writes into its query or key
-
-
-class Queue:
-    """Calls that wait to be added to their layers' sums.
-
-    A query or key that somebody writes into while it waits (rotary embeddings in place, say) would
-    make a wrong map. So each layer's first call is added at once, and watched; a layer that was
-    written into then is never queued.
-    """
-
-    def __init__(self) -> None:
-        self._waiting: list[_Entry] = []
-        self._bytes = 0
-        self._groups: dict[tuple[str, ...], Tensor] = {}  # sums by their layers' names
-
-    def put(self, layer_sum: Sum, part: LayerPart, call: ProjectedCall, rows: Rows) -> None:
-        """Add some rows of a call to its layer's sum: at once if it is the layer's first, else
-        later."""
-        is_first = layer_sum.total is None
-        if is_first:
-            layer_sum.add_now(part, softmax_of(call.of_rows(rows)))
-        query = call.query
-        key = call.key
-        versions = [query._version, key._version]
-        self._waiting.append(_Entry(layer_sum, part, call, rows, versions, is_first))
-        self._bytes += query.nbytes + key.nbytes
-        if self._bytes > MAX_QUEUED_BYTES.get(query.device.type, MAX_QUEUED_BYTES_ELSEWHERE):
-            self.work_off()
-
-    def work_off(self) -> None:
-        """Add what waits; between two passes nothing does."""
-        waiting = self._waiting
-        self._waiting = []
-        self._bytes = 0
-        groups: dict[object, list[_Entry]] = defaultdict(list)
-        for entry in waiting:
-            call = entry.call
-            if [call.query._version, call.key._version] != entry.versions:
-                entry.layer_sum.may_wait = False
-                if not entry.is_added:
-                    entry.layer_sum.problem = _WRITTEN.format(entry.layer_sum.layer.name)
-            elif not entry.is_added:
-                shape = call.query.shape, call.key.shape, call.heads
-                kind = call.query.dtype, call.query.device, repr(entry.rows)
-                groups[shape, kind, entry.part.columns].append(entry)
-        for entries in groups.values():
-            self._add(entries)
-
-    def drop(self) -> None:
-        """Forget what waits: its pass did not end."""
-        waiting = self._waiting
-        self._waiting = []
-        self._bytes = 0
-        for entry in waiting:
-            if not entry.is_added:
-                entry.layer_sum.added.pop()
-
-    @torch.no_grad()
-    def _add(self, entries: Sequence[_Entry]) -> None:
-        """Add calls of one shape, as the rows of one call."""
-        call = entries[0].call
-        rows = entries[0].rows
-        layer_sums = [entry.layer_sum for entry in entries]
-        part = entries[0].part
-        held = [cast(Tensor, one.total) for one in layer_sums]  # each layer's first call made it
-        images = held[0].shape[0]
-        each = images * call.heads * call.cells * call.keys
-        runs_twice = len({id(one) for one in layer_sums}) < len(layer_sums)
-        if len(entries) == 1 or runs_twice or 2 * each > at_a_time(call.query.device):
-            for entry in entries:
-                entry.layer_sum.add_now(part, softmax_of(entry.call.of_rows(rows)))
-            return
-        names = tuple(one.layer.name for one in layer_sums)
-        sums = self._groups.get(names)
-        for own in held:
-            if own._base is not sums:
-                sums = None
-        if sums is None:
-            sums = torch.cat(held)
-            for one, own in zip(layer_sums, sums.split(images), strict=True):
-                one.total = own
-            others = {key: one for key, one in self._groups.items() if set(key).isdisjoint(names)}
-            self._groups = {**others, names: sums}
-        if layer_sums[0].keep.steps.last:
-            sums.zero_()
-        joined = ProjectedCall.joined([entry.call for entry in entries], rows)
-        softmax_of(joined).add_to(sums, part.columns)
 
 
 def called_twice(name: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -243,14 +243,16 @@ class Watch(Subscriber):
     def close(self) -> None:
         """Release everything, so that the maps go with the store and not with the next garbage
         collection."""
-        self.store.drop_pass()
-        for _, observer in self.observers:
-            observer.end()  # it would hold this watch, and the watch the store
-        self.observers.clear()
-        self.processors.clear()
-        self.forwards.close()
-        self.stream = None
-        self.recorders.close()
+        with ExitStack() as ending:  # each, whatever becomes of the others
+            ending.callback(self.store.close)
+            ending.callback(self.recorders.close)
+            for _, observer in self.observers:
+                ending.callback(observer.end)  # it would hold this watch, and the watch the store
+            self.observers.clear()
+            self.processors.clear()
+            self.forwards.close()
+            self.stream = None
+            self.spreading = None
 
     def check(self) -> None:
         """Raise for problems that users' own processors had after their first call, and warn of

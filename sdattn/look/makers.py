@@ -18,6 +18,7 @@ from torch import Tensor
 
 from ..attention import merge_heads, split_heads
 from ..attention.calls import AttentionCall
+from ..attention.modes import no_autocast
 from ..errors import RunError
 from ..models.denoiser_call import head_count
 from .attended import softmax_of
@@ -120,7 +121,8 @@ def _product(call: AttentionCall, values: Tensor) -> Tensor:
     attended = softmax_of(call)
     value = split_heads(values, attended.heads).float()
     made = []
-    for head in range(attended.heads):
-        one = slice(head, head + 1)
-        made.append(attended.probs(one, None) @ value[:, one])
+    with no_autocast():
+        for head in range(attended.heads):
+            one = slice(head, head + 1)
+            made.append(attended.probs(one, None) @ value[:, one])
     return merge_heads(torch.cat(made, dim=1)).to(values.dtype)

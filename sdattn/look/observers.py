@@ -76,7 +76,7 @@ class ObservingProcessor:
         noted: messages of what may be wrong, each with the largest error of any call: a tensor on
             its device, above 1 if it is wrong.
         kernels: names of kernels that answered in the place of torch's own, each with the largest
-            difference of its output, as in ``noted``.
+            absolute difference of its output in any call: a tensor on its device.
         stream: stream of another text, observed in place of the model's own runs.
         is_self: True in self-attention, where each row's keys should be its own.
         joint: where text and image are in joint attention; None in any other.
@@ -195,9 +195,10 @@ class ObservingProcessor:
                 output = self.inner(attn, *args, **kwargs)
             for listener in self.listeners:
                 listener(watch.calls)
-            for by, unlike in watch.unlike:
-                self.note(no_softmax(by), unlike)
-                self.kernels[kernel_name(by)] = self.noted[no_softmax(by)]
+            for by, multiple, difference in watch.unlike:
+                self.note(no_softmax(by), multiple)
+                before = self.kernels.get(kernel_name(by), difference)
+                self.kernels[kernel_name(by)] = before.fmax(difference)
             return output
         finally:
             first.listeners.remove(calls.extend)

@@ -116,27 +116,29 @@ def see_other_text(
             "to_q, so what it would attend to cannot be known. Set another processor before "
             "capture, sdattn.TorchAttnProcessor() for example."
         )
-    return output, OtherTextCall(attn, seen["to_q"][0], text_states, frame_rows())
+    query = seen["to_q"][0]
+    states = text_states.on(query.device, query.dtype)
+    with torch._C.DisableTorchFunction():  # its product is none of the run's
+        if getattr(attn, "norm_cross", None):
+            states = attn.norm_encoder_hidden_states(states)
+        call = projected_call(attn, query, attn.to_k(states))
+    return output, OtherTextCall(call, frame_rows())
 
 
 class OtherTextCall:
-    """A layer's query ``[B, N, heads*d]``, with keys made of another text for the chosen rows."""
+    """A layer's query ``[B, heads, N, d]``, and keys of another text, ``[1 or images, heads, T,
+    d]``, for the chosen rows."""
 
     rows_apart: Mapping[str, Tensor] = {}
 
-    def __init__(self, attn: Layer, query: Tensor, text_states: DeviceCopies, frame_rows: int):
-        self.attn = attn
-        self.query = query
-        self.text_states = text_states
+    def __init__(self, call: AttentionCall, frame_rows: int):
+        self.call = call
         self.frame_rows = frame_rows
-        self.batch = len(query)
+        self.batch = len(call.query)
 
     def of_rows(self, rows: Rows) -> AttentionCall:
-        query = chosen_rows(self.query, rows)
-        states = self.text_states.on(query.device, query.dtype)
-        if getattr(self.attn, "norm_cross", None):
-            states = self.attn.norm_encoder_hidden_states(states)
-        key = self.attn.to_k(states)  # [1 or images, T, heads*d]
+        query = chosen_rows(self.call.query, rows)
+        key = self.call.key
         images = len(query) // self.frame_rows
         if len(key) not in (1, images):
             raise InvalidValueError(
@@ -145,4 +147,4 @@ class OtherTextCall:
             )
         if len(key) > 1:
             key = key.repeat_interleave(self.frame_rows, 0)
-        return projected_call(self.attn, query, key.expand(len(query), -1, -1))
+        return AttentionCall(query, key.expand(len(query), -1, -1, -1))

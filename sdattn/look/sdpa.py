@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from functools import partial, update_wrapper
 from threading import Lock
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +22,7 @@ from torch.utils._device import DeviceContext
 
 from ..attention.calls import AttentionCall
 from ..attention.core import rounding_error
+from ..attention.modes import no_autocast
 from .kernel_logsumexp import attend_with_logsumexp, backend_with_logsumexp
 from .layer import IsOpen
 
@@ -97,31 +98,52 @@ class _Spy:
         return call()
 
 
+class Unlike(NamedTuple):
+    """Distance of an output from what torch's own function makes in float32: float32, 0-d, on its
+    device.
+
+    Attributes:
+        by: what made it.
+        multiple: the largest error of a head, relative to the head's largest value, as a multiple
+            of what rounding explains; above 1 if it is another attention.
+        difference: the largest absolute difference.
+    """
+
+    by: object
+    multiple: Tensor
+    difference: Tensor
+
+
+def unknowable(by: object) -> Unlike:
+    """Return what stands for an output that torch's own function cannot be compared with."""
+    return Unlike(by, torch.tensor(math.inf), torch.tensor(math.inf))
+
+
 @torch.no_grad()
-def unlike_torchs(output: Tensor, args: Sequence[object], kwargs: Mapping[str, object]) -> Tensor:
-    """Return the largest error of a head's output, by torch's own function in float32, relative to
-    its largest value, as a multiple of what rounding explains: float32, 0-d, on the device."""
+def unlike_torchs(
+    by: object, output: Tensor, args: Sequence[object], kwargs: Mapping[str, object]
+) -> Unlike:
+    """Compare an output with what torch's own function makes of the same arguments."""
 
     def wide(given: object) -> object:
         return given.float() if isinstance(given, Tensor) and given.is_floating_point() else given
 
     device = output.device.type
     cast = device != "meta" and torch.is_autocast_enabled(device)
-    as_given = torch.autocast(device, enabled=False) if cast else nullcontext()
     try:
-        with torch._C.DisableTorchFunction(), as_given:
+        with torch._C.DisableTorchFunction(), no_autocast():
             exact = TORCHS(*map(wide, args), **{name: wide(one) for name, one in kwargs.items()})
     except TypeError:  # it got arguments that torch's does not take
-        return torch.tensor(torch.inf)
+        return unknowable(by)
     if output.shape != exact.shape:
-        return torch.tensor(torch.inf)
+        return unknowable(by)
     if not exact.numel():
-        return torch.tensor(0.0)
+        return Unlike(by, torch.tensor(0.0), torch.tensor(0.0))
     exact = exact.nan_to_num()
     error = (output.float().nan_to_num() - exact).abs().amax((-2, -1))
     largest = exact.abs().amax((-2, -1)).clamp_min(torch.finfo(torch.float32).tiny)
     rounded = torch.bfloat16 if cast else output.dtype
-    return (error / largest).amax() / rounding_error(rounded)
+    return Unlike(by, (error / largest).amax() / rounding_error(rounded), error.amax())
 
 
 def kernel_name(by: object) -> str:
@@ -149,13 +171,13 @@ class SdpaWatch(TorchFunctionMode):
 
     Attributes:
         calls: the calls in order.
-        unlike: each replacement that answered a call, and its :func:`unlike_torchs`.
+        unlike: each call that a replacement answered, see :func:`unlike_torchs`.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.calls: list[AttentionCall] = []
-        self.unlike: list[tuple[object, Tensor]] = []
+        self.unlike: list[Unlike] = []
 
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: Any | None = None
@@ -198,10 +220,10 @@ class SdpaWatch(TorchFunctionMode):
             call.output = attend()
         if by is not None:
             del self.calls[inside:]  # it is judged by its input, not by its own calls
-            unlike = torch.tensor(math.inf)  # with dropout, which would draw random numbers again
+            unlike = unknowable(by)  # with dropout, which would draw random numbers again
             if not dropout_p:
-                unlike = unlike_torchs(call.output, attend.args, attend.keywords)
-            self.unlike.append((by, unlike))
+                unlike = unlike_torchs(by, call.output, attend.args, attend.keywords)
+            self.unlike.append(unlike)
         self.calls.append(call)
         return call.output
 

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import adaptive_avg_pool2d
 
+from ..attention.modes import no_autocast
 from ..errors import InvalidTypeError
 from ..follow.passes import CaptureError
 from ..models.denoiser import find_denoiser
@@ -170,7 +171,8 @@ def spread(maps: Tensor, layers: LayerMaps) -> Tensor:
     # pooling counts every cell, even if the grid is much coarser
     coarse = adaptive_avg_pool2d(values, (grid[-2], grid[-1]))
     # [images, tokens, N]
-    refined = coarse.reshape(len(maps), maps.shape[-1], -1) @ affinity.mT
+    with no_autocast():
+        refined = coarse.reshape(len(maps), maps.shape[-1], -1) @ affinity.mT
     back = resize_maps(refined.unflatten(2, grid), size)
     return back.movedim(1, -1)
 

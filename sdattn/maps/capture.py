@@ -31,7 +31,7 @@ class MapStore(CapturedMaps):
     """The maps that :func:`sdattn.capture` collects.
 
     Attributes:
-        layers: the watched attention layers.
+        layers: the watched attention layers; once the block has ended, without their modules.
         sums: what is held for each layer, by name.
         passes: one :class:`Pass` for each model call for these images, in order, kept or not.
         stopped: where the run was stopped (``pipe._interrupt = True``), or None.
@@ -42,10 +42,10 @@ class MapStore(CapturedMaps):
         skipped: calls of the model that are not captured: the other branch's, in pipelines that run
             the two in turn, and skip-layer guidance's.
         kernels: kernels that made attention in the place of torch's own, by name, once the run is
-            over; each with the largest difference of any head's output from torch's own in float32,
-            as a multiple of what rounding explains (2 % of the largest value in half types and
-            under autocast, 0.1 % in float32), at most 1. Maps are the softmax of the query and key
-            that the kernel got.
+            over; each with the largest absolute difference of any head's output from torch's own
+            in float32. A kernel that differs by more than rounding explains (2 % of a head's
+            largest value in half types and under autocast, 0.1 % in float32) is refused. Maps are
+            the softmax of the query and key that the kernel got.
         tokens: key columns kept, or None for all.
         drawn: the prompts of the run; None if unknown (a bare model, text states) or before it
             runs.

@@ -47,7 +47,8 @@ class AttentionLayer:
             alone).
         level: 0 at the full latent resolution, 1 at half of it, and so on.
         heads: number of attention heads.
-        module: diffusers' attention module; it holds the processor.
+        module: diffusers' attention module, which holds the processor; None in a store once its
+            block has ended.
     """
 
     name: str

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..attention.modes import no_autocast
 from ..follow.installer import Installation
 from .module_calls import ModuleCalls, SeenCall
 
@@ -100,4 +101,6 @@ def _number_each(tokens: Tensor, axis: int = -2) -> Tensor:
     flat = tokens.detach().float().movedim(axis, 0).flatten(1)
     places = torch.arange(1, flat.shape[1] + 1, device=flat.device)[:, None]
     weights = (places * torch.tensor([0.7, 1.1, 1.7, 2.3], device=flat.device)).sin()
-    return (flat @ weights).cpu()
+    with no_autocast():
+        sums: Tensor = flat @ weights
+    return sums.cpu()

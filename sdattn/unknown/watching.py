@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -19,7 +19,7 @@ from ..follow.run import Run, Subscriber, follow
 from ..keep.keep import Keep
 from ..keep.map_store import CapturedMaps
 from ..keep.sums import Sum
-from ..look.sdpa import kernel_name, no_softmax
+from ..look.sdpa import Unlike, kernel_name, no_softmax
 from ..models.denoiser import Denoiser
 from ..models.denoiser_call import called, unwrapped
 from ..models.families import listed
@@ -60,10 +60,10 @@ def watch_unknown(
         try:
             watch.follow_every_module(run.installed)
             yield store
+            store.drop_pass()  # one that an error broke off
+            watch.check()
         finally:
-            store.drop_pass()
             watch.close()
-        watch.check()
     if store.checks_itself:
         store.check()
     run.doubts.tell()
@@ -115,7 +115,7 @@ class UnknownWatch(Subscriber):
     # whether their keys are as many as the text's tokens
     settled: set[str] = field(default_factory=set)  # layers whose rows are known
     is_known: bool = False  # a pass has ended
-    unlike: dict[Any, Tensor] = field(default_factory=dict)
+    unlike: dict[Any, Unlike] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.calls = ModuleCalls(self.see, self._looks, self.run.is_followed)
@@ -131,8 +131,11 @@ class UnknownWatch(Subscriber):
 
     def close(self) -> None:
         """Stop following modules."""
-        self.hooks.remove()
-        self.calls.close()
+        with ExitStack() as ending:  # each, whatever becomes of the others
+            ending.callback(self.store.close)
+            ending.callback(self.calls.close)
+            ending.callback(self.hooks.remove)
+            ending.callback(self.modules.clear)
 
     def _follow_found_modules(self) -> None:
         """Follow only modules that made an attention call that is kept, or another one inside of
@@ -165,9 +168,12 @@ class UnknownWatch(Subscriber):
         if self.running is None:
             return
         self.running = None
-        for by, unlike in self.calls.unlike:
-            before = self.unlike.get(by, unlike)
-            self.unlike[by] = before.fmax(unlike)
+        for unlike in self.calls.unlike:
+            _, multiple, difference = self.unlike.get(unlike.by, unlike)
+            self.unlike[unlike.by] = unlike._replace(
+                multiple=multiple.fmax(unlike.multiple),
+                difference=difference.fmax(unlike.difference),
+            )
         self.calls.unlike.clear()
         self._check_rows()
         self.settled.update(self.store.sums)
@@ -269,11 +275,11 @@ class UnknownWatch(Subscriber):
             )
 
     def _check_unlike(self) -> None:
-        for by, unlike in self.unlike.items():
-            if unlike.device.type == "meta":
+        for by, multiple, difference in self.unlike.values():
+            if multiple.device.type == "meta":
                 continue
-            self.store.kernels[kernel_name(by)] = float(unlike)
-            if unlike > 1:
+            self.store.kernels[kernel_name(by)] = float(difference)
+            if multiple > 1:
                 raise RunError(no_softmax(by))
 
     def _place(self, name: str, queries: int, keys: int, running: Pass) -> Placed | None:

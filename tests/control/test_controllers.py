@@ -33,10 +33,12 @@ def run(control, attn, is_cross=True):
     return before[half:].unflatten(0, split), after[half:].unflatten(0, split)
 
 
-def test_replace_moves_each_words_attention():
+@pytest.mark.parametrize("cast", [False, True], ids=["float32", "autocast"])
+def test_replace_moves_each_words_attention(cast):
     prompts = read("a red cat", "a red xyz", "a dog cat")  # sos a red cat eos / x y z are three
     control = AttentionReplace(prompts, 1, 1.0, 0.0)
-    before, after = run(control, probs(3))
+    with torch.autocast("cpu", torch.bfloat16, enabled=cast):
+        before, after = run(control, probs(3))
     source = before[0]
     assert torch.equal(after[0], source)
     expected = torch.zeros_like(source)

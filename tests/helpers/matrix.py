@@ -21,7 +21,7 @@ from helpers.joint_video_rows import JOINT_VIDEOS
 from helpers.ltx2_rows import LTX2_VIDEOS
 from helpers.modular_rows import MODULAR
 from helpers.padded_rows import PADDED
-from helpers.rows import Way
+from helpers.rows import Row, Way
 from helpers.transformer_rows import TRANSFORMERS
 from helpers.unet_rows import UNETS
 from helpers.video_rows import VIDEOS
@@ -68,12 +68,19 @@ WAYS = (
     Way(prompts=2, images=2, size=(128, 192)),
     Way(images=2, guided=False, size=(72, 136)),  # 9 x 17 cells, which round up on the way down
     Way(prompts=2, dtype=torch.bfloat16),
+    Way(autocast=True),
 )
+
+
+def ways_of(row: Row) -> list[Way]:
+    return [way for way in WAYS if row.casts or not way.autocast]
+
+
 CASES = [
     (row, processor, way)
     for row in ROWS
     for processor in ("own", *row.processors)
-    for way in (WAYS if processor == "own" else WAYS[:1])
+    for way in (ways_of(row) if processor == "own" else WAYS[:1])
 ]
 
 
@@ -89,12 +96,14 @@ def few_are_quick(rows: Iterable[Any]) -> list[Any]:
 def marks_of(row: Any, processor: str, way: Way) -> list[Any]:
     """Return a case's marks.
 
-    In the first way QUICK rows are quick with their own processors, and each other processor is on
-    the first UNet and the first transformer that may have it.
+    In the first way, and under autocast, QUICK rows are quick with their own processors. In the
+    first each other processor is on the first UNet and the first transformer that may have it.
     """
     group = UNETS if row in UNETS else TRANSFORMERS
     first = next((one for one in group if processor in one.processors), None)
     own = processor == "own" and row.name in QUICK
+    if way.autocast:
+        return _marks(own)
     return _marks(way == WAYS[0] and (own or row is first))
 
 

@@ -93,7 +93,13 @@ PADDED = (
     Row("Z-Image", z_image, above_nothing, **Z_IMAGE),
     Row("Z-Image, image to image", partial(tiny, "ZImageImg2ImgPipeline"), z_from_image, **Z_IMAGE),
     Row("Z-Image, inpainting", partial(tiny, "ZImageInpaintPipeline"), inpainted, **Z_IMAGE),
-    Row("Z-Image, ControlNet", partial(tiny, "ZImageControlNetPipeline"), controlled, **Z_IMAGE),
+    Row(
+        "Z-Image, ControlNet",
+        partial(tiny, "ZImageControlNetPipeline"),
+        controlled,
+        casts=False,  # its control network writes float32 into a bfloat16 tensor
+        **Z_IMAGE,
+    ),
     Row(
         "Lumina 2",
         lumina2,

@@ -21,6 +21,7 @@ class Way:
     guided: bool = True
     size: tuple[int, int] = (128, 128)  # (height, width)
     dtype: torch.dtype = torch.float32
+    autocast: bool = False  # to bfloat16, around the call
 
     @property
     def total(self) -> int:
@@ -29,7 +30,8 @@ class Way:
     def __str__(self) -> str:
         guided = "guided" if self.guided else "unguided"
         dtype = str(self.dtype).removeprefix("torch.")
-        return f"{self.prompts}x{self.images}-{guided}-{self.size[0]}x{self.size[1]}-{dtype}"
+        cast = "-autocast" if self.autocast else ""
+        return f"{self.prompts}x{self.images}-{guided}-{self.size[0]}x{self.size[1]}-{dtype}{cast}"
 
 
 def second_half(batch: int) -> range:
@@ -82,6 +84,7 @@ class Row:
             rows, one after the other.
         images_option: the option for several images a prompt; None where there is none.
         batched: whether the pipeline takes several prompts.
+        casts: whether diffusers can run it under autocast.
         needs: the name of its class, where the oldest admitted diffusers lacks that.
     """
 
@@ -110,6 +113,7 @@ class Row:
     frame_rows: int = 1
     images_option: str | None = "num_images_per_prompt"
     batched: bool = True
+    casts: bool = True
     needs: str | None = None
 
     def __str__(self) -> str:
@@ -132,8 +136,9 @@ class Row:
             **self.options(pipe, way),
             **more,
         }
-        result = pipe(**{name: value for name, value in options.items() if value is not None})
-        return self.taken(result)
+        given = {name: value for name, value in options.items() if value is not None}
+        with torch.autocast("cpu", torch.bfloat16, enabled=way.autocast):
+            return self.taken(pipe(**given))
 
     def taken(self, result: Any) -> Any:
         """Return the images of what a call gave."""

@@ -99,7 +99,8 @@ def test_the_seven_laws(row, processor, way):
             torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
 
         known = pipe.scheduler.timesteps.double()
-        slack = 1e-4 if way.dtype == torch.float32 else 1e-2  # some pipelines hand them on rounded
+        rounds = way.autocast or way.dtype != torch.float32
+        slack = 1e-2 if rounds else 1e-4  # some pipelines hand them on rounded
         assert all((known - t).abs().min() <= slack * max(t, 1) for t in store.timesteps)
 
         assert store.nbytes == store.expected_nbytes  # 5: memory is what was said

@@ -1,10 +1,18 @@
 """Calls of several layers computed together, when the model's pass ends, against float64."""
 
+import gc
+import random
+import re
+import weakref
 from dataclasses import replace
+from functools import partial
+from itertools import permutations, product
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
-from diffusers.models.attention_processor import AttnProcessor2_0
+from diffusers.models.attention_processor import AttnProcessor2_0, FusedAttnProcessor2_0
 from helpers.capture_runs import oracle, record_inputs
 from helpers.sums import running_sum
 from helpers.tiny_pipelines import make_unet
@@ -14,7 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from sdattn import CaptureError, CaptureWarning, capture
 from sdattn.attention import MultiHeadAttention, plain
 from sdattn.attention.calls import ProjectedCall
-from sdattn.keep import sums as queue
+from sdattn.keep import queue
 from sdattn.models.denoiser import find_denoiser
 
 TIMES = 900, 500, 100
@@ -155,6 +163,23 @@ def test_layers_whose_queries_are_written_into_are_computed_at_once(unet, groups
     assert sorted(groups) == sorted([5, 5, 4] * (len(TIMES) - 1))
 
 
+def test_a_layer_is_watched_when_it_first_waits(unet):
+    """In inference mode no versions are counted, so its first calls do not wait."""
+    written(unet, [UP], after=0)
+    hooks, record = record_inputs(unet)
+    modes = torch.inference_mode, torch.no_grad, torch.no_grad
+    with torch.no_grad(), capture(unet) as store:
+        for time, mode in zip(TIMES, modes, strict=True):
+            sample, text = inputs(seed=time)
+            with mode():
+                unet(sample, time, text)
+    for hook in hooks:
+        hook.remove()
+    with torch.no_grad():
+        right = expected(unet, record[UP], UP)
+    torch.testing.assert_close(store.maps[UP].flatten(1, 2).double(), right, atol=1e-6, rtol=0)
+
+
 def test_a_query_that_is_written_into_later_is_said_when_maps_are_read(unet):
     written(unet, [UP], after=1)
     store, record = watched(unet)
@@ -165,15 +190,176 @@ def test_a_query_that_is_written_into_later_is_said_when_maps_are_read(unet):
     torch.testing.assert_close(store.maps[other].flatten(1, 2).double(), right, atol=1e-6, rtol=0)
 
 
-def test_maps_read_while_the_model_runs_have_all_that_ran(unet):
+# -- memory that is used again, which torch's counters of versions do not see ----------------------
+
+
+class Workspaces:
+    """Projections that answer in memory of their own, as CUDA graphs and custom kernels do.
+
+    ``choose(name, kind, call)`` names the memory that a projection's answer is in, and where it
+    begins there, by the layer's name, ``"q"`` or ``"k"``, and how often the layer has run.
+    """
+
+    def __init__(self, unet, choose, layers=None, first=0):
+        self.memory = {}
+        for layer in layers or find_denoiser(unet).layers:
+            for kind in ("q", "k"):
+                projection = getattr(layer.module, f"to_{kind}")
+                projection.register_forward_hook(
+                    partial(self.answer, partial(choose, layer.name, kind), first, [])
+                )
+
+    def answer(self, choose, first, calls, _module, _args, output):
+        calls.append(1)
+        if len(calls) <= first:
+            return output
+        name, start = choose(len(calls))
+        held = self.memory.setdefault(name, np.full(1 << 15, np.nan, np.float32))
+        place = held[start : start + output.numel()]
+        place[:] = output.detach().numpy().ravel()
+        return torch.from_numpy(place).view(output.shape)
+
+
+def numbered(name):
+    """A number for each layer, of those next to each other in the model."""
+    return sum(map(int, re.findall(r"\d+", name)))
+
+
+WORKSPACES = {
+    "one for all": lambda name, kind, call: (kind, 0),
+    "one for each layer": lambda name, kind, call: (name + kind, 0),
+    "two in turn": lambda name, kind, call: (f"{kind}{numbered(name) % 2}", 0),
+    "two, by the call": lambda name, kind, call: (f"{kind}{call % 2}", 0),
+    "parts of one": lambda name, kind, call: (kind, 4096 * (numbered(name) % 3)),
+    "one of both": lambda name, kind, call: (0, (kind == "k") << 14),
+    "the queries'": lambda name, kind, call: ("q" if kind == "q" else f"{name} {call}", 0),
+}
+
+
+@pytest.mark.parametrize("choose", WORKSPACES.values(), ids=WORKSPACES)
+def test_layers_that_answer_in_one_memory_are_computed_at_once(unet, groups, choose):
+    Workspaces(unet, choose)
+    store, record = watched(unet, (900, 700, 500, 300))
+    for name, calls in record.items():
+        found = store.maps[name].flatten(1, 2).double()
+        torch.testing.assert_close(found, expected(unet, calls, name), atol=1e-6, rtol=0)
+    assert not groups
+
+
+@pytest.mark.parametrize("beside", ["its own", "one before"])
+def test_a_layer_that_shares_its_memory_with_one_that_is_not_watched(unet, groups, beside):
+    """No two that wait have one memory then; it is known by the pass before."""
+    layers = find_denoiser(unet).layers
+    number = next(i for i, layer in enumerate(layers) if layer.name == UP)
+    some = [layers[number], *(layers if beside == "its own" else layers[:number])]
+    some = [layer for layer in some if layer.kind == "self" or layer.name == UP]
+    Workspaces(unet, WORKSPACES["one for all"], {layer.name: layer for layer in some}.values())
+    store, record = watched(unet, (900, 700, 500, 300))
+    for name, calls in record.items():
+        found = store.maps[name].flatten(1, 2).double()
+        torch.testing.assert_close(found, expected(unet, calls, name), atol=1e-6, rtol=0)
+    assert sorted(groups) == sorted([5, 5, 4] * 3)
+
+
+@pytest.mark.parametrize("choose", ["one for all", "parts of one", "the queries'"])
+def test_memory_that_is_used_again_later_is_said_when_maps_are_read(unet, choose):
+    """The first calls, which warm up, answer in new memory."""
+    Workspaces(unet, WORKSPACES[choose], first=2)
+    store, record = watched(unet, (900, 700, 500, 300))
+    lost = [name for name in record if store.sums[name].problem]
+    assert len(lost) > 1
+    for name, calls in record.items():
+        if name in lost:
+            with pytest.raises(CaptureError, match=f"wrote into the query or key of {name}"):
+                store.maps[name]
+        else:
+            found = store.maps[name].flatten(1, 2).double()
+            torch.testing.assert_close(found, expected(unet, calls, name), atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_calls_that_share_memory_are_those_of_which_two_parts_overlap(seed):
+    """Query and key of one call may; every pair of others is looked at here."""
+    rng = random.Random(seed)
+    calls = []
+    for _ in range(rng.randint(1, 8)):
+        starts = [rng.randrange(40) for _ in range(2)]
+        calls.append([(start, start + rng.randint(1, 12)) for start in starts])
+    shared = set()
+    for one, other in permutations(range(len(calls)), 2):
+        for (a, b), (c, d) in product(calls[one], calls[other]):
+            if a < d and c < b:
+                shared |= {one, other}
+    waiting = queue.Queue()
+    found = waiting._hold([SimpleNamespace(memory=tuple(memory)) for memory in calls])
+    assert found == shared
+    held = {at for memory in calls for start, end in memory for at in range(start, end)}
+    merged = zip(waiting._starts, waiting._ends, strict=True)
+    assert [at for start, end in merged for at in range(start, end)] == sorted(held)
+
+
+def test_new_memory_is_not_taken_for_old(unet, groups):
+    """Whatever the allocator gives out again, layers go on to wait."""
+    watched(unet, tuple(range(900, 0, -100)))
+    assert groups == [5, 5, 5] * 8
+
+
+def test_query_and_key_may_be_parts_of_one_tensor(unet, groups):
+    """As fused projections make them; a tensor of several layers is not trusted."""
+    unet.fuse_qkv_projections()
+    unet.set_attn_processor(FusedAttnProcessor2_0())
+    fused = make_unet()
+    fused.load_state_dict(unet.state_dict(), strict=False)
+    store, _ = watched(unet, kinds=("cross", "self"))
+    assert groups == [5, 5, 5, 5, 5, 5] * (len(TIMES) - 1)
+    right, _ = watched(fused, kinds=("cross", "self"), steps="all")
+    for name, maps in right.maps.items():
+        torch.testing.assert_close(store.maps[name], maps.mean(1), atol=1e-6, rtol=0)
+
+
+class Other(torch.Tensor):
+    """A tensor that may have no memory of its own."""
+
+
+def test_tensors_of_another_class_do_not_wait(unet, groups):
+    for layer in find_denoiser(unet).layers:
+        layer.module.to_k.register_forward_hook(lambda _m, _a, out: out.as_subclass(Other))
+    store, record = watched(unet)
+    for name, calls in record.items():
+        found = store.maps[name].flatten(1, 2).double().as_subclass(torch.Tensor)
+        torch.testing.assert_close(found, expected(unet, calls, name), atol=1e-6, rtol=0)
+    assert not groups
+
+
+def test_after_the_block_no_query_and_no_key_is_held(unet):
+    seen = []
+    for layer in find_denoiser(unet).layers:
+        layer.module.to_q.register_forward_hook(lambda _m, _a, out: seen.append(weakref.ref(out)))
+    store, _ = watched(unet)
+    gc.collect()
+    assert len(seen) == 32 * len(TIMES) and store.maps
+    assert not any(one() is not None for one in seen)
+
+
+# -- what waits ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("inference", [False, True])
+def test_maps_read_while_the_model_runs_have_all_that_ran(unet, groups, inference):
     """A hook behind the last layer reads the first one's map."""
     first, *_, last = [layer for layer in find_denoiser(unet).layers if layer.kind == "cross"]
     read = []
+
+    def reads(*_):
+        with torch.inference_mode() if inference else torch.no_grad():
+            read.append(store.maps[first.name])
+
     with torch.no_grad(), capture(unet) as store:
-        last.module.register_forward_hook(lambda *_: read.append(store.maps[first.name]))
+        last.module.register_forward_hook(reads)
         for number, time in enumerate(TIMES):
             unet(*(inputs(seed=number)[0], time, inputs(seed=number)[1]))
     torch.testing.assert_close(read[-1], store.maps[first.name], atol=0, rtol=0)
+    assert not any(one.total.is_inference() for one in store.sums.values())
 
 
 def test_no_query_waits_where_versions_are_not_counted(unet, groups):

@@ -118,6 +118,23 @@ def test_what_was_recorded_goes_to_the_store_after_each_pass():
     assert found._of[CROSS[0]].sums is None
 
 
+@torch.no_grad()
+def test_passes_may_run_in_inference_mode_and_without():
+    store, found, unet, _ = recorded(calls=0)
+    layers = store.layers
+    for number, mode in enumerate((True, False, True)):
+        now = running_pass(2, rows=(1,), size=(16, 16), n_text=77)
+        with torch.inference_mode(mode):
+            store.begin_pass(now)
+            found.begin(layers, now, torch.device("cpu"))
+            unet(torch.zeros(2, 4, 16, 16), number, torch.ones(2, 77, 32))
+            found.end(store)
+            store.end_pass()
+    held = store.sums[CROSS[0]]
+    assert held.calls == 3
+    torch.testing.assert_close(held.map(), torch.full((1, 8, 8, 77), 1 / 77), atol=1e-6, rtol=0)
+
+
 def test_passes_that_are_not_kept_are_not_handed_on():
     store, *_ = recorded(calls=3, keep=Keep.of(steps=[1]))
     assert store.sums[CROSS[0]].calls == 1 and len(store.passes) == 3

@@ -57,7 +57,7 @@ def test_numbers_are_those_of_numpy():
         of_a, of_b = values(a, column), values(b, column)
         apart = of_b - of_a
         assert word.difference.dtype == torch.float32
-        np.testing.assert_allclose(word.difference, apart, atol=1e-7)
+        np.testing.assert_allclose(word.difference, apart, atol=1e-6)
         assert word.correlation == pytest.approx(np.corrcoef(of_a.ravel(), of_b.ravel())[0, 1])
         assert (word.mean_a, word.mean_b) == pytest.approx((of_a.mean(), of_b.mean()))
         place = np.unravel_index(np.abs(apart).argmax(), apart.shape)
@@ -116,7 +116,7 @@ def test_chosen_words_and_phrases_come_in_their_order():
     found = diff(a, b, words=["dog", "Red cat"])
     assert [word.label for word in found.words] == ["dog", "Red cat", "Red cat"]
     np.testing.assert_allclose(
-        found.words[1].difference, values(b, 2, 3) - values(a, 1, 2), atol=1e-7
+        found.words[1].difference, values(b, 2, 3) - values(a, 1, 2), atol=1e-6
     )
     assert found.words[2].b is None
     with pytest.raises(KeyError, match="'cow'.*A: .*dog.*B: .*CAT"):
