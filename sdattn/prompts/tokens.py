@@ -6,7 +6,14 @@ from dataclasses import dataclass, field, replace
 from operator import index
 from typing import Any
 
-from ..errors import InvalidValueError, NotFoundError, SdattnWarning, did_you_mean, warn
+from ..errors import (
+    InvalidTypeError,
+    InvalidValueError,
+    NotFoundError,
+    SdattnWarning,
+    did_you_mean,
+    warn,
+)
 from .tokenizing import EOS, SOS, Token, added_words, filled, tokenize, with_vectors
 from .words import Source, empty_prompt, merge_spans, split_phrase, split_words
 
@@ -84,7 +91,10 @@ class Prompt:
 
         Raises:
             KeyError: the phrase is empty, not in the prompt, or was cut off.
+            TypeError: it is no text.
         """
+        if not isinstance(phrase, str):
+            raise InvalidTypeError(f"{phrase!r} is no text: pass a word or phrase of the prompt.")
         special = self._special(phrase)
         if special:
             return [special]

@@ -90,6 +90,16 @@ def test_the_source_is_left_alone_and_the_targets_are_not(name):
     assert not find_denoiser(pipe).model._forward_pre_hooks
 
 
+def test_words_to_blend_may_come_as_a_run_records_them():
+    pipe = small_pipeline()
+    once = edit(pipe, SOURCE, TARGET, blend="cat", **FAST)
+    again = edit(pipe, SOURCE, TARGET, blend=once.edited.blend, **FAST)
+    assert again.edited.blend == once.edited.blend == [["cat"], ["dog"]]
+    assert same(again.images, once.images) == [True, True]
+    other = edit(pipe, SOURCE, TARGET, blend=[["red"], ["dog"]], **FAST)
+    assert other.edited.blend == [["red"], ["dog"]]
+
+
 @pytest.mark.parametrize("name", ["SD", "SD3", "FLUX, distilled"])
 @pytest.mark.slow
 def test_blending_keeps_the_source_outside_of_the_mask(name):
