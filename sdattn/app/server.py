@@ -55,7 +55,9 @@ def _address_guard() -> Any:
     from fastapi import Depends, HTTPException, Request
 
     async def refuse_addresses(request: Request) -> None:
-        if request.method != "POST" or "multipart" in request.headers.get("content-type", ""):
+        # Written in any other way, gradio or FastAPI may still read the body as JSON.
+        kind = request.headers.get("content-type", "").partition(";")[0].rstrip()
+        if request.method != "POST" or kind == "multipart/form-data":
             return  # no value, or an upload
         with suppress(ValueError):
             if _has_address(await request.json()):
