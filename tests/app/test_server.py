@@ -1,6 +1,7 @@
 """What the live page's server lets in, without a page and without gradio."""
 
 import json
+import socket
 
 import pytest
 
@@ -9,7 +10,7 @@ pytest.importorskip("fastapi", reason="pip install 'sdattn[app]'")
 from fastapi import FastAPI, Request
 from starlette.testclient import TestClient
 
-from sdattn.app.server import _address_guard
+from sdattn.app.server import _address_guard, check_address
 
 ADDRESS = {"data": [{"path": "http://10.0.0.1/a.png", "meta": {"_type": "gradio.FileData"}}]}
 FILE = {"data": [{"path": "/tmp/gradio/a.png", "meta": {"_type": "gradio.FileData"}}]}
@@ -51,3 +52,43 @@ def test_an_upload_is_no_value(client, space):
     again = client.post("/read", content=UPLOAD, headers={"Content-Type": "application/json"})
     assert again.json() == {"length": len(UPLOAD)}
     assert client.post("/read", content=json.dumps(ADDRESS), headers=headers).status_code == 200
+
+
+@pytest.fixture
+def taken():
+    """A port of this machine on which somebody listens."""
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        yield other.getsockname()[1]
+
+
+def test_a_port_that_is_taken_is_refused_at_once(taken):
+    for host in ("127.0.0.1", "localhost", "0.0.0.0"):
+        with pytest.raises(ValueError, match=f"`port={taken}`: another program listens there"):
+            check_address(host, taken)
+    check_address("127.0.0.1", None)
+
+
+def test_a_port_that_was_left_a_moment_ago_is_free(taken):
+    with socket.socket() as served:
+        served.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        served.bind(("127.0.0.1", 0))
+        served.listen()
+        port = served.getsockname()[1]
+        with socket.create_connection(("127.0.0.1", port)):
+            there, _ = served.accept()
+            there.close()  # the side that closes first keeps the port in TIME_WAIT
+    check_address("127.0.0.1", port)
+
+
+def test_a_host_that_is_not_this_machine_is_refused(monkeypatch):
+    with pytest.raises(ValueError, match="`host='198.51.100.7'`: it is no address of this"):
+        check_address("198.51.100.7", None)  # an address for documentation
+
+    def unknown(*_, **__):
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+    monkeypatch.setattr(socket, "getaddrinfo", unknown)
+    with pytest.raises(ValueError, match="`host='my-host'`.*Name or service not known"):
+        check_address("my-host", 7860)
