@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 
-from ..errors import InvalidValueError, refuse
+from ..errors import InvalidValueError, refuse, refuse_calls
 from ..maps.heatmap import Heatmap
 from ..maps.heatmaps import Heatmaps
 from ..maps.presets import Preset
@@ -43,6 +43,8 @@ if TYPE_CHECKING:
     Places = Sequence[Axes] | np.ndarray
 
 __all__ = ["animate", "figure", "save_animation", "save_figure"]
+
+refuse_calls(__name__, "sdattn.figures.figure(run, kind)")
 
 Kind = Literal["words", "steps", "layers", "heads", "frames", "compare"]
 KINDS: tuple[Kind, ...] = get_args(Kind)

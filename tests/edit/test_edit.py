@@ -35,10 +35,10 @@ from sdattn.runs.folder import load_run
 FAST = {"num_inference_steps": 3, "guidance_scale": 4.0}
 
 
-def test_the_function_at_the_top_is_that_of_a_plain_module():
+def test_the_function_at_the_top_is_that_of_the_module():
     assert sdattn.edit_image is sdattn.edit.edit is edit
     assert importlib.import_module("sdattn.edit") is sdattn.edit
-    assert type(sdattn.edit) is ModuleType
+    assert isinstance(sdattn.edit, ModuleType)
     with pytest.raises(TypeError, match="target"):
         sdattn.edit_image(small_pipeline(), SOURCE)
 
