@@ -21,7 +21,7 @@ from ..maps.aggregation import PLACE, refining
 from ..maps.presets import Preset, preset_for, preset_of
 from ..maps.requirements import capture_settings, checked_capture, columns_around
 from ..models.denoiser import held_model
-from ..models.facts import PipelineFacts, images_a_prompt, latent_size
+from ..models.facts import PipelineFacts, images_a_prompt, latent_size, size_doubt
 from ..models.layers import select_layers
 from ..models.pipeline import Options, Pipeline
 from ..models.pipeline_call import checked_options, one_each
@@ -142,14 +142,21 @@ def prepare(
     )
     if with_negative:
         order.negative()  # or refuse
-    if facts.demo:
-        said = list[str]()
-        for one in read:
-            said += [word.text for word in one.words]
-        said += [word for word, _, _ in split_words(ask or "")]
-        if warning := facts.demo.unlearnt(said):
-            warn(warning, SdattnWarning)
+    for doubt in (size_doubt(facts, options), _unlearnt(order)):
+        if doubt:
+            warn(doubt, SdattnWarning)
     return order
+
+
+def _unlearnt(order: Order) -> str:
+    """Return a demo's warning of words that it never learnt; "" for any other model."""
+    if order.facts.demo is None:
+        return ""
+    said = list[str]()
+    for one in order.prompts:
+        said += [word.text for word in one.words]
+    said += [word for word, _, _ in split_words(order.ask or "")]
+    return order.facts.demo.unlearnt(said)
 
 
 def loaded_facts(
