@@ -10,7 +10,7 @@ from itertools import chain, product
 from pathlib import Path
 from typing import Any
 
-from ..errors import InvalidTypeError, InvalidValueError, OptionError, SdattnWarning, warn
+from ..errors import InvalidTypeError, InvalidValueError, OptionError, SdattnWarning, refuse, warn
 from ..keep.budget import Expected
 from ..keep.keep import Keep, checked_bytes
 from ..loading.facts import check_names
@@ -114,6 +114,8 @@ def prepare(
     if spots and facts.makes_videos:
         text = "a video's are not kept. Leave it out, or capture some cells by `queries`."
         raise OptionError("spots", spots, text)
+    if ask is not None and not isinstance(ask, str):
+        raise refuse("ask", ask, "a text that is asked about")
     texts = checked_prompts(prompt)
     options = checked_options(facts, options, prompts=len(texts), videos=videos, own=own)
     read = read_prompts(facts.pipe, texts, **options)

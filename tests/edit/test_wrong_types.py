@@ -28,6 +28,16 @@ def read(*texts):
     return sdattn.read_prompts(pipe(), list(texts))
 
 
+@cache
+def store():
+    """Of a run of two images, whose finest maps have 4x4 cells."""
+    filled = sdattn.AttentionStore(pipeline=pipe())
+    with filled.attached(pipe()):
+        pipe().unet.set_attn_processor(sdattn.TorchAttnProcessor(filled))
+        pipe()([SOURCE, TARGET], **FAST, output_type="latent")
+    return filled
+
+
 STORE = {
     "pipeline": "optional",
     "guidance": "optional",
@@ -139,6 +149,23 @@ TABLE = {
         },
     ),
     sdattn.AttentionStore: (dict, STORE),
+    sdattn.aggregate_attention: (
+        lambda: {
+            "store": store(),
+            "res": 4,
+            "from_where": ["down", "up"],
+            "is_cross": True,
+            "select": 0,
+        },
+        {
+            "store": "nothing",
+            "res": "nothing",
+            "from_where": "nothing",
+            "is_cross": "truth",
+            "select": "index",
+            "prompts": "one",  # or a list of one
+        },
+    ),
 }
 ROWS = [(function, name) for function, (_, taken) in TABLE.items() for name in taken]
 NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
@@ -149,6 +176,7 @@ NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
 )
 def test_another_type_is_refused_before_anything_is_drawn(function, name):
     given, taken = TABLE[function]
+    given()  # the run of a store is none of what follows
     ran = []
     hook = pipe().unet.register_forward_pre_hook(lambda *_: ran.append(name))
     try:
@@ -171,7 +199,8 @@ def test_the_table_has_every_argument_of_every_public_function():
     elsewhere = {"AttentionControlEdit", "ControlHandle", "EditRun", "EmptyControl", "Inversion"}
     elsewhere |= {"excite", "guide"}
     functions = {getattr(edit, name) for name in set(edit.__all__) - elsewhere}
-    assert functions | {sdattn.knockout, sdattn.AttentionStore} == set(TABLE)
+    functions |= {sdattn.knockout, sdattn.AttentionStore, sdattn.aggregate_attention}
+    assert functions == set(TABLE)
     for function, (_, taken) in TABLE.items():
         own = inspect.signature(function).parameters.values()
         assert {one.name for one in own if one.kind in NAMED} <= set(taken)
@@ -196,3 +225,13 @@ def test_numbers_of_numpy_and_torch_are_numbers():
     )
     assert control.num_steps == 3 and control.max_self_queries == 16
     assert sorted(set(control.equalizer[0].tolist())) == [1.0, 2.5]
+
+
+def test_the_calls_of_the_table_are_taken():
+    """Else every refusal could be of something else."""
+    for function in (sdattn.aggregate_attention, sdattn.AttentionStore, edit.LocalBlend):
+        function(**TABLE[function][0]())
+    assert store().aggregate_attention(res=4).shape == (4, 4, 77)
+    for wrong_res in (0, [], "4", torch.ones(2)):
+        with pytest.raises(ValueError, match="`res="):
+            store().aggregate_attention(res=wrong_res)

@@ -41,6 +41,8 @@ FITTING = {
     "map": ["tensor"],
     "seed": ["None", "7"],
     "count": ["7"],
+    "index": ["-1"],
+    "one": ["None", "'16'", "[None]", "[['cat']]"],
     "optional count": ["None", "7"],
     "number": ["None", "-1", "7", "1.5"],
     "positive": ["7", "1.5"],
