@@ -47,7 +47,7 @@ def drawings(
     numbers: Sequence[int] | None = None,
 ) -> dict[str, bytes]:
     """Draw maps over a run's image, as asked. ``scale`` is one scale for all maps (default: each
-    its own), see :meth:`sdattn.Heatmap.overlay`; ``numbers`` those of the files (default: from 1).
+    its own), see :meth:`sdattn.Heatmap.overlay`; ``numbers`` number the files (default: from 1).
 
     - ``overlays``: ``heatmaps/NN-word.png`` for each map; ``.mp4`` over a video.
     - ``grid``: ``grid.png``, all of them in one; for a video key frames, one row per word, and
