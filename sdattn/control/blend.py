@@ -118,8 +118,9 @@ class LocalBlend:
 
 def checked_read(prompts: object, who: str) -> list[Prompt]:
     """Return prompts as a list; raise TypeError if one is no :class:`sdattn.Prompt`."""
-    read = [prompts] if isinstance(prompts, (str, Prompt)) else list(items_of(prompts))
-    if not read or not all(isinstance(prompt, Prompt) for prompt in read):
+    given = items_of(prompts)
+    read = [prompt for prompt in given if isinstance(prompt, Prompt)]
+    if not read or len(read) < len(given):
         raise InvalidTypeError(
             f"{who} got {prompts!r}, which do not say their tokens. Pass "
             "sdattn.read_prompts(pipe, [source, target])."

@@ -123,18 +123,18 @@ def size_doubt(facts: PipelineFacts, options: Options) -> str:
     the model's own config tells; "" without a doubt, or where the config tells none."""
     own = getattr(getattr(facts.denoiser.model, "config", None), "sample_size", None)
     sides = [own, own] if isinstance(own, int) else list(own or ())
-    asked = [options.get("height"), options.get("width")]
-    if len(sides) != 2 or None in asked:
+    if len(sides) != 2 or options.get("height") is None or options.get("width") is None:
         return ""
     height, width = (side * _latent_cell(facts.pipe) for side in sides)
-    shares = asked[0] / height, asked[1] / width
+    shares = options["height"] / height, options["width"] / width
     if min(shares) >= 0.5 and max(shares) <= 2:
         return ""
+    asked = f"{options['width']}x{options['height']}"
     much = "over twice" if max(shares) > 2 else "under half of"
     return (
         f"This {facts.name} was trained at {width}x{height} pixels, by its own config, and a side "
-        f"of {asked[1]}x{asked[0]} is {much} that, where models repeat things or lose them. Ask "
-        f"for a size nearer to {width}x{height}."
+        f"of {asked} is {much} that, where models repeat things or lose them. Ask for a size "
+        f"nearer to {width}x{height}."
     )
 
 

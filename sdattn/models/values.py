@@ -89,8 +89,8 @@ def seeds_of(seed: int | Sequence[int] | None, images: int = 1) -> list[int]:
     a list has each image's own (else ValueError), and for a number see :func:`checked_seeds`."""
     if seed is None:
         return checked_seeds(secrets.randbelow(2**32), images)
-    is_list = isinstance(seed, Iterable) and not isinstance(seed, (str, bytes, Mapping, Set))
-    if whole(seed) is not None or not is_list:
+    is_no_list = isinstance(seed, (str, bytes, Mapping, Set))
+    if whole(seed) is not None or is_no_list or not isinstance(seed, Iterable):
         return checked_seeds(seed, images)
     seeds = list[int]()
     for one in seed:

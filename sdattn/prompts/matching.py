@@ -94,8 +94,9 @@ def blended_words(
     given = [words] if isinstance(words, str) else words
     if not isinstance(given, Collection) or isinstance(given, (bytes, Mapping)):
         raise refuse("blend", words, _BLENDED)
-    if all(isinstance(word, str) for word in given):
-        return _words_of_each(prompts, list(given))
+    of_all = [word for word in given if isinstance(word, str)]
+    if len(of_all) == len(given):
+        return _words_of_each(prompts, of_all)
     chosen = [[own] if isinstance(own, str) else own for own in given]
     for own in chosen:
         if not isinstance(own, (list, tuple)) or not own:
