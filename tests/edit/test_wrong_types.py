@@ -206,6 +206,13 @@ def test_the_table_has_every_argument_of_every_public_function():
         assert {one.name for one in own if one.kind in NAMED} <= set(taken)
 
 
+@pytest.mark.parametrize("words", [["cat", 3], [None, "dog"], [["cat"], [None]], [b"cat", "dog"]])
+@pytest.mark.parametrize("name", ["words", "subtract"])
+def test_words_to_blend_are_words(name, words):
+    with pytest.raises(ValueError, match=f"`{name}=.*the words of each of the 2 prompts"):
+        edit.LocalBlend(read(SOURCE, TARGET), **{"words": ["cat", "dog"], name: words}, num_steps=3)
+
+
 @pytest.mark.parametrize("words", [(), ("cat", 3), (None,), (["cat"],)])
 def test_excite_takes_words_alone(words):
     with pytest.raises(TypeError, match="words of the prompt"):
