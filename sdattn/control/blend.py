@@ -1,5 +1,5 @@
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -146,5 +146,6 @@ def _chosen_columns(
 
 def _are_words(choice: object) -> bool:
     """Check for a word, or a list of some."""
-    words = [choice] if isinstance(choice, str) else items_of(choice)
-    return all(isinstance(word, str) for word in words)
+    if isinstance(choice, str) or not isinstance(choice, Collection):
+        return isinstance(choice, str)
+    return all(isinstance(word, str) for word in choice)

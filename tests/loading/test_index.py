@@ -190,7 +190,7 @@ ODD = (*ODD, ["diffusers", "UNet2DConditionModel", "x"])
 
 
 @pytest.mark.parametrize("entry", ODD, ids=str)
-@pytest.mark.parametrize("part", ["unet", "tokenizer", "feature_extractor"])
+@pytest.mark.parametrize("part", ["unet", "tokenizer", "image_encoder"])
 def test_an_entry_of_the_index_that_is_no_part_is_named(folder, part, entry):
     change(folder / "model_index.json", **{part: entry})
     refuse(folder, f"{folder}/model_index.json has .* for its {part}, where a part is")
