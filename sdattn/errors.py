@@ -12,6 +12,7 @@ Messages name options and functions between backticks, as Python writes them: `f
 import difflib
 import errno
 import pickle
+import re
 import sys
 import traceback
 import warnings
@@ -19,11 +20,26 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import wraps
 from importlib import import_module
 from inspect import signature
-from types import FrameType
-from typing import Any, ParamSpec, TypeVar
+from types import FrameType, ModuleType
+from typing import Any, NoReturn, ParamSpec, TypeVar
 
 Given = ParamSpec("Given")
 Made = TypeVar("Made")
+
+
+# repr()'s escapes of what joins emoji and letters, of flags' tags, and of emoji that are newer than
+# Python's tables; an even number of backslashes before one are typed backslashes
+_ESCAPES = re.compile(r"(?<!\\)((?:\\\\)*)\\(u200[cd]|U000e00[2-7][0-9a-f]|U0001[0-9a-f]{4})")
+
+
+def readable(text: str) -> str:
+    r"""Return a message with emoji and words as they were typed, where ``repr()`` escaped a part of
+    them.
+
+    >>> readable(repr("\N{MAN}\u200d\N{WOMAN}")) == "'\N{MAN}\u200d\N{WOMAN}'"
+    True
+    """
+    return _ESCAPES.sub(lambda found: found[1] + chr(int(found[2][1:], 16)), text)
 
 
 class SdattnError(Exception):
@@ -37,7 +53,7 @@ class SdattnError(Exception):
     images: Sequence[Any] = ()
 
     def __str__(self) -> str:  # Python would show a KeyError's repr
-        return str(self.args[0]) if self.args else ""
+        return readable(str(self.args[0])) if self.args else ""
 
 
 class InvalidValueError(SdattnError, ValueError):
@@ -197,7 +213,7 @@ def warn(text: str, category: type[SdattnWarning]) -> None:
     place = (frame.f_code.co_filename, frame.f_lineno)
     names = frame.f_globals
     told = names.setdefault("__warningregistry__", {})  # as warnings.warn() has it
-    warnings.warn_explicit(text, category, *place, names.get("__name__"), told)
+    warnings.warn_explicit(readable(text), category, *place, names.get("__name__"), told)
 
 
 # Errors of a network or a storage that are no OSError, by the package of their class
@@ -242,6 +258,16 @@ def raised_by(error: BaseException) -> str:
 
 def _package(frame: FrameType) -> str:
     return str(frame.f_globals.get("__name__", "")).partition(".")[0]
+
+
+def refuse_calls(module: str, meant: str) -> None:
+    """Make a call of a module raise a TypeError that names the function that was ``meant``."""
+
+    class Room(ModuleType):
+        def __call__(self, *_: object, **__: object) -> NoReturn:
+            raise InvalidTypeError(f"`{module}` is a module. Call `{meant}`.")
+
+    sys.modules[module].__class__ = Room
 
 
 def option_names(names: Iterable[str]) -> str:

@@ -15,7 +15,7 @@ from ..runs.generation import generate
 from .forms import PRIVATE, Form, examples_of, forms_of
 from .live import Live
 from .recent_runs import RecentRun, RecentRuns, own_folder
-from .server import import_gradio, launch_settings
+from .server import check_address, import_gradio, launch_settings
 
 gradio: Any = import_gradio()
 
@@ -26,14 +26,20 @@ def serve(
     pipe: Any, host: str = "127.0.0.1", port: int | None = None, *, browser: bool = False
 ) -> None:
     """Serve :func:`build_app`, by default to this machine only, until it is interrupted, then
-    delete its runs; raise OSError if the port is taken (default: the first free one from 7860)."""
+    delete its runs; raise ValueError if the port is taken (default: the first free one from 7860)
+    or the host is not this machine's."""
+    check_address(host, port)
     with own_folder() as folder:
         served = folder / "served"
         os.environ["GRADIO_TEMP_DIR"] = str(served)  # gradio serves the files in it
         kept = RecentRuns(served / "runs")
         app = build_app(pipe, kept, _example(pipe, kept))
         settings = launch_settings(host, port)
-        app.launch(**settings, inbrowser=browser, quiet=True, prevent_thread_lock=True)
+        try:
+            app.launch(**settings, inbrowser=browser, quiet=True, prevent_thread_lock=True)
+        except OSError:
+            check_address(host, port)  # it may have been taken meanwhile
+            raise
         signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl+C, which cleans up
         print(f"Open {app.local_url}, and stop with Ctrl+C.", flush=True)
         app.block_thread()

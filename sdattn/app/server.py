@@ -1,5 +1,6 @@
 """Serving the live page: to this machine's own pages only, with nothing loaded from a network."""
 
+import errno
 import os
 import socket
 from contextlib import suppress
@@ -8,7 +9,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from ..errors import optional
+from ..errors import OptionError, optional, refuse
 
 _HERE = Path(__file__).parent
 
@@ -17,6 +18,27 @@ def import_gradio() -> Any:
     os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")  # read at import
     os.environ.setdefault("GRADIO_RUN_HISTORY", "False")  # a second list of runs, with its own page
     return optional("gradio", "The live page", "sdattn[app]")
+
+
+def check_address(host: str, port: int | None) -> None:
+    """Raise ValueError for a host that is no address of this machine, or a port that is taken or
+    may not be used; None is any free port."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port or 0, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        with socket.socket(family, kind, protocol) as tried:
+            tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as servers do
+            tried.bind(address)
+            tried.listen()
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            text = "another program listens there. Pass another, or none for the first free one."
+            raise OptionError("port", port, text) from None
+        if error.errno in (errno.EACCES, errno.EPERM):
+            raise refuse("port", port, "one from 1024, which need no rights") from None
+        text = f"it is no address of this machine ({error.strerror}). Leave it out for this machine"
+        raise OptionError("host", host, f"{text} alone.") from None
 
 
 def launch_settings(host: str, port: int | None) -> dict[str, Any]:
@@ -55,7 +77,9 @@ def _address_guard() -> Any:
     from fastapi import Depends, HTTPException, Request
 
     async def refuse_addresses(request: Request) -> None:
-        if request.method != "POST" or "multipart" in request.headers.get("content-type", ""):
+        # Written in any other way, gradio or FastAPI may still read the body as JSON.
+        kind = request.headers.get("content-type", "").partition(";")[0].rstrip()
+        if request.method != "POST" or kind == "multipart/form-data":
             return  # no value, or an upload
         with suppress(ValueError):
             if _has_address(await request.json()):

@@ -5,6 +5,7 @@ open_batch("RUN")["000012"].heatmaps["cat"]      ->  items read back, in any for
 status("RUN")    verify("RUN")                   ->  how far a run is; whether every bit is right
 """
 
+from ..errors import refuse_calls
 from .checking import verify
 from .reading import SavedBatch, Status, open_batch, status
 from .request import Outcome, Request
@@ -20,3 +21,5 @@ __all__ = [
     "status",
     "verify",
 ]
+
+refuse_calls(__name__, "sdattn.batch.run_batch(request)")

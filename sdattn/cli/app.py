@@ -24,9 +24,10 @@ def app(
       sdattn app --browser
       sdattn app --model owner/name --port 8000
     """
-    from ..app.server import import_gradio
+    from ..app.server import check_address, import_gradio
 
-    import_gradio()  # it may be missing, and models take long to load
+    check_address(host, port)  # first what can be refused, since models take long to load
+    import_gradio()
     from ..app.page import serve
 
     serve(load(loaded), host, port, browser=browser)

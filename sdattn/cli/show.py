@@ -205,23 +205,38 @@ def _drawings(
     if not at_home:
         _check_no_run(folder)
         check_apart(folder, run)
-    maps = all_words = saved.heatmaps.occurrences()
-    if words:
-        maps = []
-        for word in words:
-            maps += saved.heatmaps.find(word)
+    all_words = saved.heatmaps.occurrences()
+    maps = _found(saved.heatmaps, words) if words else all_words
     # The page has all words anyway, so that only phrases come on top of them.
-    held = {heatmap.columns for heatmap in all_words}
-    page = report(saved, [heatmap for heatmap in maps if heatmap.columns not in held])
+    known = [heatmap.columns for heatmap in all_words]
+    phrases = [heatmap for heatmap in maps if heatmap.columns not in known]
+    page = report(saved, phrases)
     parts: tuple[str, ...] = ("overlays",) if at_home and words else ("overlays", "grid")
     if masks:
         parts = (*parts, "masks")
-    made = drawings(saved, maps, saved.heatmaps.prompt.text, parts, masks=cut)
+    numbers = None
+    if at_home:  # a word has its number in the run, so that it has one file
+        known += [heatmap.columns for heatmap in phrases]
+        numbers = [1 + known.index(heatmap.columns) for heatmap in maps]
+    made = drawings(saved, maps, saved.heatmaps.prompt.text, parts, masks=cut, numbers=numbers)
     made["report.html"] = page
-    _check_free(folder, made.keys() - (saved.info["files"] if at_home else ()), force)
+    own = saved.info["files"] if at_home else ()
+    _check_free(folder, made.keys() - own, force)
+    # The run's own files stay, but for masks of another threshold and a page with new phrases.
+    for name in [name for name in made if name in own and not force]:
+        is_new = name.startswith("masks/") or (name == "report.html" and phrases)
+        if not is_new and (folder / name).is_file():
+            del made[name]
     (add_files if at_home else write_files)(folder, made)
     print_words(output, {"prompt": maps})
     output.answer(print_folder(output, folder))
+
+
+def _found(heatmaps: Any, words: list[str]) -> list[Any]:
+    maps = []
+    for word in words:
+        maps += heatmaps.find(word)
+    return maps
 
 
 def _check_no_run(out: Path) -> None:

@@ -24,6 +24,7 @@ from ..models.replaced_calls import function_name, replaced_call
 from .controlled_layers import (
     calls_in_a_pass,
     check_guidance,
+    check_prompts,
     controlled_layers,
     holds,
     is_suspended,
@@ -244,6 +245,7 @@ class Attachment(Subscriber):
         is_known = store.guidance is not None or prompts == slice(0, begun.batch)
         if not store.cur_step:
             store.drawn = self.run.drawn if is_known else None
+            check_prompts(store, self.run.drawn)
             try:
                 self.run.refuse_crop()
             except InvalidValueError as error:

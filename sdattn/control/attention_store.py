@@ -495,7 +495,8 @@ class AttentionStore(StepStore, LayerController):
         rows, cols = self.latent_size or (64, 64)
         if prompts is None and self.images is None and self.save_global_store is not None:
             prompts = 1
-        res = res or (-(-rows // 4), -(-cols // 4))
+        if res is None:
+            res = -(-rows // 4), -(-cols // 4)
         return aggregated(self, res, from_where, is_cross, select, prompts)
 
     def heatmaps(self, tokenizer: Any = None, prompt: Any = None, **options: Any) -> list[Heatmaps]:

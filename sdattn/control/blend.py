@@ -1,5 +1,5 @@
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -7,7 +7,9 @@ from torch.nn import functional as F
 
 from ..attention import query_grid
 from ..attention.device_copies import DeviceCopies
-from ..errors import InvalidValueError, refuse
+from ..errors import InvalidTypeError, InvalidValueError, refuse
+from ..follow.run_part import items_of
+from ..models.values import checked_part, checked_whole, whole
 from ..prompts.tokens import Prompt
 
 
@@ -33,6 +35,7 @@ class LocalBlend:
     Raises:
         KeyError: a word that is not in its prompt.
         ValueError: another number of choices than of prompts, or a number outside [0, 1].
+        TypeError: texts, or something else than prompts.
     """
 
     def __init__(
@@ -46,16 +49,15 @@ class LocalBlend:
         threshold: float = 0.3,
         grid: tuple[int, int] | None = None,
     ):
-        if not 0 <= start <= 1 or not 0 <= threshold <= 1:
-            raise InvalidValueError(
-                f"start={start}, threshold={threshold}: pass numbers from 0 to 1."
-            )
-        self.alpha = DeviceCopies(_chosen_columns(prompts, words))
+        self.prompts = prompts = checked_read(prompts, type(self).__name__)
+        if grid is not None and len([side for side in items_of(grid) if whole(side)]) != 2:
+            raise refuse("grid", grid, "(rows, cols) in cells")
+        self.alpha = DeviceCopies(_chosen_columns("words", prompts, words))
         self.subtracted = None
         if subtract is not None:
-            self.subtracted = DeviceCopies(_chosen_columns(prompts, subtract))
-        self.start = round(start * num_steps)
-        self.threshold = threshold
+            self.subtracted = DeviceCopies(_chosen_columns("subtract", prompts, subtract))
+        self.start = round(checked_part("start", start) * checked_whole("num_steps", num_steps))
+        self.threshold = checked_part("threshold", threshold)
         self.grid = grid
         self.counter = 0
 
@@ -114,14 +116,36 @@ class LocalBlend:
         return mask | mask[:1]  # where either image has the words
 
 
-def _chosen_columns(prompts: Sequence[Prompt], words: Sequence[str | Sequence[str]]) -> Tensor:
+def checked_read(prompts: object, who: str) -> list[Prompt]:
+    """Return prompts as a list; raise TypeError if one is no :class:`sdattn.Prompt`."""
+    given = items_of(prompts)
+    read = [prompt for prompt in given if isinstance(prompt, Prompt)]
+    if not read or len(read) < len(given):
+        raise InvalidTypeError(
+            f"{who} got {prompts!r}, which do not say their tokens. Pass "
+            "sdattn.read_prompts(pipe, [source, target])."
+        )
+    return read
+
+
+def _chosen_columns(
+    name: str, prompts: Sequence[Prompt], words: Sequence[str | Sequence[str]]
+) -> Tensor:
     """Return 1 at the columns of each prompt's words, 0 elsewhere: float32 ``[prompts, T]``."""
-    if isinstance(words, str) or len(words) != len(prompts):
+    is_list = isinstance(words, Sequence) and not isinstance(words, (str, bytes))
+    if not is_list or len(words) != len(prompts) or not all(map(_are_words, words)):
         text = f"the words of each of the {len(prompts)} prompts, [['cat'], ['dog']] say"
-        raise refuse("words", words, text)
+        raise refuse(name, words, text)
     chosen = torch.zeros(len(prompts), len(prompts[0].tokens))
     for i, (prompt, some) in enumerate(zip(prompts, words, strict=True)):
         for word in [some] if isinstance(some, str) else some:
             for columns in prompt.find(word):
                 chosen[i, list(columns)] = 1
     return chosen
+
+
+def _are_words(choice: object) -> bool:
+    """Check for a word, or a list of some."""
+    if isinstance(choice, str) or not isinstance(choice, Collection):
+        return isinstance(choice, str)
+    return all(isinstance(word, str) for word in choice)

@@ -3,6 +3,7 @@ before its run and in it."""
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -12,13 +13,16 @@ from torch import nn
 from ..attention.controlled import ControlledProcessor, Controller
 from ..attention.joining import TEXT, check_layer, unknown_layer
 from ..errors import InvalidTypeError, InvalidValueError, RunError, warn
+from ..follow.drawn import DrawnPrompts
 from ..follow.passes import CaptureWarning, Pass
 from ..follow.run import Run, follow
 from ..models.denoiser import Denoiser, find_denoiser, joint_order
 from ..models.denoiser_call import innermost
 from ..models.families.unet import is_unet
+from ..models.guidance import Branch
 from ..models.layers import AttentionLayer, Kind
 from ..models.pipeline import Pipeline
+from ..prompts.tokens import Prompt
 
 
 def controlled_layers(target: Pipeline | nn.Module) -> tuple[Denoiser, list[AttentionLayer]]:
@@ -85,13 +89,14 @@ def check_guidance(run: Run, controller: object) -> None:
 
 def run_of(denoiser: Denoiser, controller: Controller | None) -> Run:
     """Return a model's run for a controller."""
+    hears_texts = getattr(controller, "prompts", None) is not None
     if is_unet(denoiser.model):
         try:
-            return follow(denoiser)
+            return follow(denoiser, hears_texts=hears_texts)
         except ValueError:  # unknown guidance layout: every call counts
             return follow(replace(denoiser, pipeline=None))
     try:
-        run = follow(denoiser)
+        run = follow(denoiser, hears_texts=hears_texts)
     except ValueError as error:
         raise InvalidValueError(
             f"{error} To register a controller, pass the transformer: every row is then shown."
@@ -153,6 +158,34 @@ def check_batch(controller: Controller | None, begun: Pass, in_unet: bool) -> No
             f"{batch // 2 if in_batch else batch} images. Run the pipeline on exactly "
             "those prompts; with a LocalBlend, num_images_per_prompt=1."
         )
+
+
+def check_prompts(controller: object, drawn: DrawnPrompts | None) -> None:
+    """Raise ValueError if a run draws other prompts than its controller was made for, or the same
+    in another order: the controller would edit the columns of other words."""
+    prompts = getattr(controller, "prompts", None)
+    texts = drawn.texts.get("conditional") if drawn is not None else None
+    if drawn is None or texts is None or prompts is None or not isinstance(prompts[0], Prompt):
+        return
+    branches: list[Branch] = ["conditional"] * math.lcm(len(prompts), len(texts))
+    try:
+        drawn.check(branches, prompts)
+        if not all(prompt.encoded for prompt in prompts):  # read in pieces, so only texts compare
+            drawn.check_texts(branches, [prompt.text for prompt in prompts])
+    except InvalidValueError:
+        name = type(controller).__name__
+        made = [prompt.text for prompt in prompts]
+        if made == list(texts):
+            raise InvalidValueError(
+                f"The {name} was made for {made}, and this pipeline reads these prompts as other "
+                "tokens. Read them with sdattn.read_prompts(pipe, ...) and the options of the run "
+                "that change what is read."
+            ) from None
+        raise InvalidValueError(
+            f"The {name} was made for {made}, and this run draws {list(texts)}, so it would edit "
+            "the columns of other words. Run the pipeline on its prompts, in their order, or make "
+            "a controller for these."
+        ) from None
 
 
 def holds(processor: object, controller: object) -> bool:

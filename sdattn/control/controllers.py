@@ -19,10 +19,11 @@ from ..attention.modes import no_autocast
 from ..errors import InvalidTypeError, InvalidValueError, refuse
 from ..follow.run_part import RunPart, Span
 from ..maps.requirements import columns_of
+from ..models.values import checked_whole, number
 from ..prompts.tokens import Prompt
 from . import alignment
 from .attention_store import AttentionStore
-from .blend import LocalBlend
+from .blend import LocalBlend, checked_read
 
 
 class EmptyControl:
@@ -53,8 +54,11 @@ class AttentionControlEdit(AttentionStore):
             default.
 
     Raises:
-        ValueError: fewer than two prompts, a part outside [0, 1], prompts that cannot be aligned.
+        ValueError: fewer than two prompts, a part outside [0, 1], an impossible number, prompts
+            that cannot be aligned, a ``local_blend`` of other prompts. In a run: it draws other
+            prompts, or these in another order.
         KeyError: a word of ``cross_replace_steps`` that is in no target.
+        TypeError: texts, or something else than prompts.
     """
 
     def __init__(
@@ -68,27 +72,33 @@ class AttentionControlEdit(AttentionStore):
         max_self_queries: int = 16**2,
         **store_options: Any,
     ):
-        if any(isinstance(prompt, str) for prompt in prompts):
-            raise InvalidTypeError(
-                f"{type(self).__name__} got texts, which do not say their tokens. Pass "
-                "sdattn.read_prompts(pipe, [source, target])."
-            )
-        if len(prompts) < 2:
+        self.prompts = read = checked_read(prompts, type(self).__name__)
+        if len(read) < 2:
             raise InvalidValueError(
-                f"{len(prompts)} prompt(s): pass the source and at least one target."
+                f"{len(read)} prompt(s): pass the source and at least one target."
             )
-        if num_steps < 1:
-            raise refuse("num_steps", num_steps, "the number of model passes, 1 or more")
-        self.prompts = list(prompts)
-        self.num_steps = num_steps
+        if local_blend is not None and not callable(local_blend):
+            raise refuse("local_blend", local_blend, "a LocalBlend of these prompts")
+        self._check_same("local_blend", local_blend)
+        self.num_steps = num_steps = checked_whole("num_steps", num_steps)
         self.local_blend = local_blend
-        self.max_self_queries = max_self_queries
-        self.cross_replace = _cross_schedule(self.prompts[1:], num_steps, cross_replace_steps)
+        self.max_self_queries = checked_whole("max_self_queries", max_self_queries, 0)
+        self.cross_replace = _cross_schedule(read[1:], num_steps, cross_replace_steps)
         self.self_replace = RunPart.of(self_replace_steps, num_steps).passes(num_steps)
         # A target that is the source has the source's attention already, up to how a batch rounds.
-        self.edits = torch.tensor([target.text != prompts[0].text for target in prompts[1:]])
+        self.edits = torch.tensor([target.text != read[0].text for target in read[1:]])
         self._copies: dict[int, DeviceCopies] = {}  # by the id of the tensor, which they hold
         super().__init__(**{"guidance": "batch", **store_options})
+
+    def _check_same(self, name: str, part: object) -> None:
+        """Refuse a blend or a further controller that was made for other prompts."""
+        others = getattr(part, "prompts", None)
+        if others is not None and others != self.prompts:
+            texts = [getattr(prompt, "text", prompt) for prompt in others]
+            raise InvalidValueError(
+                f"The `{name}` was made for {texts}, and the {type(self).__name__} for "
+                f"{[prompt.text for prompt in self.prompts]}. Make both with the same prompts."
+            )
 
     def reset(self) -> None:
         """Forget all maps and steps, ready for another run."""
@@ -165,7 +175,8 @@ class AttentionReplace(AttentionControlEdit):
 
     def __init__(self, prompts: Sequence[Prompt], num_steps: int, *args: Any, **options: Any):
         super().__init__(prompts, num_steps, *args, **options)
-        self.mapper = torch.stack([alignment.swap(prompts[0], target) for target in prompts[1:]])
+        source, *targets = self.prompts
+        self.mapper = torch.stack([alignment.swap(source, target) for target in targets])
 
     def replace_cross_attention(self, attn_base: Tensor, attn_replace: Tensor) -> Tensor:
         # [targets, T of source, T]
@@ -181,7 +192,8 @@ class AttentionRefine(AttentionControlEdit):
 
     def __init__(self, prompts: Sequence[Prompt], num_steps: int, *args: Any, **options: Any):
         super().__init__(prompts, num_steps, *args, **options)
-        self.mapper = torch.stack([alignment.refine(prompts[0], target) for target in prompts[1:]])
+        source, *targets = self.prompts
+        self.mapper = torch.stack([alignment.refine(source, target) for target in targets])
 
     def replace_cross_attention(self, attn_base: Tensor, attn_replace: Tensor) -> Tensor:
         mapper = self._on(attn_base.device, self.mapper)  # [targets, T]
@@ -204,7 +216,8 @@ class AttentionReweight(AttentionControlEdit):
 
     Raises:
         KeyError: a word that is in no target.
-        ValueError: a factor that is not finite; a target of other words without a ``controller``.
+        ValueError: a factor that is no finite number; a target of other words without a
+            ``controller``; a ``controller`` of other prompts.
     """
 
     def __init__(
@@ -221,14 +234,18 @@ class AttentionReweight(AttentionControlEdit):
         super().__init__(
             prompts, num_steps, cross_replace_steps, self_replace_steps, local_blend, **options
         )
-        others = [target.text for target in prompts[1:] if target.text != prompts[0].text]
+        source, *targets = self.prompts
+        others = [target.text for target in targets if target.text != source.text]
         if others and controller is None:
             raise InvalidValueError(
                 f"Reweighting alone changes no words, and {others[0]!r} is not the source "
-                f"{prompts[0].text!r}. Pass an AttentionReplace or AttentionRefine as controller."
+                f"{source.text!r}. Pass an AttentionReplace or AttentionRefine as controller."
             )
+        if controller is not None and not isinstance(controller, AttentionControlEdit):
+            raise refuse("controller", controller, "an AttentionReplace or AttentionRefine")
+        self._check_same("controller", controller)
         self.controller = controller
-        self.equalizer = _equalizer(self.prompts[1:], weights or {})  # [targets, T]
+        self.equalizer = _equalizer(self.prompts[1:], checked_weights(weights))  # [targets, T]
         self.edits |= (self.equalizer != 1).any(1)
 
     def replace_cross_attention(self, attn_base: Tensor, attn_replace: Tensor) -> Tensor:
@@ -240,7 +257,12 @@ class AttentionReweight(AttentionControlEdit):
 
 def step_end(controller: Any) -> Callable[..., dict[str, Any]]:
     """Return a ``callback_on_step_end`` for diffusers' pipelines that calls
-    ``controller.step_callback(latents)`` after each step of the scheduler."""
+    ``controller.step_callback(latents)`` after each step of the scheduler; raise TypeError if it
+    has none."""
+    if not callable(getattr(controller, "step_callback", None)):
+        raise InvalidTypeError(
+            f"A {type(controller).__name__} has no step_callback(latents). Pass the controller."
+        )
 
     def callback(
         _pipe: object, _step: int, _timestep: object, tensors: dict[str, Any]
@@ -268,12 +290,23 @@ def _cross_schedule(
     return when
 
 
+def checked_weights(weights: object) -> dict[str, float]:
+    """Return the factors of words; raise ValueError if one is no finite number."""
+    if not isinstance(weights, Mapping | None):
+        raise refuse("weights", weights, "a factor for each word, {'cat': 2.0}")
+    checked = dict[str, float]()
+    for word, given in (weights or {}).items():
+        factor = number(given)
+        if factor is None or not math.isfinite(factor):
+            raise InvalidValueError(f"The weight of {word!r} is {given!r}: pass a finite number.")
+        checked[word] = factor
+    return checked
+
+
 def _equalizer(targets: Sequence[Prompt], weights: Mapping[str, float]) -> Tensor:
     """Return the factor of each column: float32 ``[targets, T]``."""
     factors = torch.ones(len(targets), len(targets[0].tokens))
     for word, factor in weights.items():
-        if not math.isfinite(factor):
-            raise InvalidValueError(f"The weight of {word!r} is {factor}: pass a finite number.")
         for i, columns in _columns_of(targets, word):
             factors[i, columns] = factor
     return factors

@@ -28,6 +28,7 @@ from .attention_store import AttentionStore
 from .controlled_layers import (
     check_batch,
     check_length,
+    check_prompts,
     check_weights,
     controlled_layers,
     refuse_broken_step,
@@ -190,6 +191,8 @@ class ControlHandle(Subscriber):
         if is_shown:
             check_batch(self.controller, begun, is_unet(model))
             check_length(self.controller, begun)
+            if begun.begins_run:
+                check_prompts(self.controller, self.run.drawn)
         refuse_broken_step(self.controller)
         if replaced := self._installed.replaced():
             layer, processor = replaced[0]

@@ -14,7 +14,7 @@ from ..follow.run_part import RunPart
 from ..keep.keep import MUCH
 from ..maps.folded import Maps, MeanMaps, StepChoice
 from ..models.layers import PLACES, Place, checked_kinds
-from ..models.values import whole
+from ..models.values import checked_truth, checked_whole, whole
 
 logger = logging.getLogger(__name__)
 
@@ -42,8 +42,10 @@ class Steps:
         save_global_store: bool | None,
     ):
         self.kinds = () if kinds is None else checked_kinds(kinds, KINDS)
-        self.max_queries = max_queries
-        self.keep_steps = keep_steps
+        self.max_queries = checked_whole("max_queries", max_queries, 0)
+        self.keep_steps = checked_truth("keep_steps", keep_steps)
+        if save_global_store is not None:
+            checked_truth("save_global_store", save_global_store)
         self.save_global_store = save_global_store
         self.forget()
 

@@ -29,6 +29,7 @@ from ..control.controllers import (
     step_end,
 )
 from ..control.registration import ControlHandle, register_attention_control
+from ..errors import refuse_calls
 from ..inversion.invert import Inversion, invert, psnr
 from ..runs.editrun import EditRun
 from .editing import edit
@@ -57,3 +58,5 @@ __all__ = [
     "share_inside",
     "step_end",
 ]
+
+refuse_calls(__name__, "sdattn.edit_image(pipe, source, target)")

@@ -12,6 +12,7 @@ from ..control.controllers import (
     AttentionRefine,
     AttentionReplace,
     AttentionReweight,
+    checked_weights,
     step_end,
 )
 from ..control.registration import register_attention_control
@@ -53,7 +54,7 @@ def edit(
     mode: Mode = "auto",
     cross_replace_steps: Span | Mapping[str, Span] | None = None,
     self_replace_steps: Span | None = None,
-    blend: str | Sequence[str] = (),
+    blend: str | Sequence[str | Sequence[str]] = (),
     weights: Mapping[str, float] | None = None,
     max_self_queries: int | None = None,
     inversion: Inversion | None = None,
@@ -78,7 +79,8 @@ def edit(
             "star": 0.4}``. Default: measured best for the family.
         self_replace_steps: the same for self-attention (in joint attention, from image to image).
         blend: a word or several; the image changes only where they are. Each prompt must have one
-            of them, or a word in the place of one of them.
+            of them, or a word in the place of one of them. Or the words of each prompt, source
+            first, ``[["cat"], ["dog"]]``, as prompt-to-prompt and a run's record have them.
         weights: factor of words of the targets, in addition to any mode.
         max_self_queries: largest number of queries at which self-attention is edited; default, in a
             UNet: at a quarter of the latent's sides, 16x16 for 64x64.
@@ -91,8 +93,8 @@ def edit(
 
     Raises:
         TypeError: another kind of pipeline.
-        ValueError: prompts that do not fit the mode, an impossible number, or maps beyond
-            ``max_bytes``.
+        ValueError: prompts that do not fit the mode, an impossible number, an option of another
+            type, or maps beyond ``max_bytes``.
         KeyError: a word that is in none of the prompts. All are raised before the first step.
     """
     of_call: dict[str, Any] = {"preset": preset, "refine": refine, "max_bytes": max_bytes}
@@ -170,6 +172,7 @@ def plan_edit(
     arguments that :func:`sdattn.generate` has too."""
     facts = PipelineFacts.of(pipe)
     known = edits_of(facts.pipe)
+    weights = checked_weights(asked.weights)
     texts = [source, *checked_prompts(target)]
     _check_own(options)
     seeds = seeds_of(seed) * len(texts)
@@ -179,11 +182,11 @@ def plan_edit(
     self_ = asked.self_replace_steps
     asked = replace(
         asked,
-        mode=_mode(read, asked.mode, asked.weights),
+        mode=_mode(read, asked.mode, weights),
         cross_replace_steps=known.cross if cross is None else cross,
         self_replace_steps=known.self_ if self_ is None else self_,
         blend=blended_words(read, asked.blend),
-        weights=asked.weights or {},
+        weights=weights,
     )
     control = _controller(order, asked)
     if control.local_blend is not None:
@@ -213,6 +216,8 @@ def _of_inversion(source: str, inversion: Inversion | None, options: Options) ->
     """Return the options that a real image's inversion fixes."""
     if inversion is None:
         return {}
+    if not isinstance(inversion, Inversion):
+        raise refuse("inversion", inversion, "what `invert()` returned")
     if source != inversion.prompt:
         raise InvalidValueError(
             f"The image was inverted with {inversion.prompt!r} and the source is {source!r}. "
@@ -242,7 +247,7 @@ def _check_own(options: Options) -> None:
         )
 
 
-def _mode(prompts: Sequence[Prompt], mode: str, weights: Mapping[str, float] | None) -> str:
+def _mode(prompts: Sequence[Prompt], mode: str, weights: Mapping[str, float]) -> str:
     modes = ("auto", "replace", "refine", "reweight")
     if mode not in modes:
         raise refuse("mode", mode, modes)

@@ -21,6 +21,7 @@ from ..errors import InvalidTypeError, refuse
 from ..follow.run_part import items_of
 from ..maps.heatmaps import Heatmaps
 from ..maps.masks import smooth
+from ..models.values import number
 
 Box = tuple[float, float, float, float]
 Loss = Callable[[Heatmaps], Tensor]
@@ -38,7 +39,9 @@ def inside(word: str, box: Box) -> Loss:
 
     Raises:
         ValueError: the box is empty or leaves the image.
+        TypeError: no word.
     """
+    _check_words("inside", word)
     checked_box(box)
     return lambda heatmaps: 1 - share_inside(heatmaps[word].values, box)
 
@@ -57,9 +60,11 @@ def boxdiff(word: str, box: Box, part: float = 0.2) -> Loss:
 
     Raises:
         ValueError: the box is empty or leaves the image, or an impossible part.
+        TypeError: no word.
     """
+    _check_words("boxdiff", word)
     checked_box(box)
-    if not 0 < part <= 1:
+    if not 0 < (number(part) or 0) <= 1:
         raise refuse("part", part, "a share of cells above 0, at most 1")
 
     def loss(heatmaps: Heatmaps) -> Tensor:
@@ -85,8 +90,7 @@ def excite(*words: str) -> Loss:
     Raises:
         TypeError: no word, or something else than words.
     """
-    if not words or not all(isinstance(word, str) for word in words):
-        raise InvalidTypeError(f"excite{words!r}: pass words of the prompt, one at least.")
+    _check_words("excite", *words)
 
     def loss(heatmaps: Heatmaps) -> Tensor:
         every = torch.stack([one.values for one in heatmaps.occurrences()]).sum(0)
@@ -105,7 +109,11 @@ def apart(word: str, other: str) -> Loss:
 
     Args:
         word, other: words or phrases of the prompt.
+
+    Raises:
+        TypeError: something else than words.
     """
+    _check_words("apart", word, other)
 
     def loss(heatmaps: Heatmaps) -> Tensor:
         one = heatmaps[word].values
@@ -118,6 +126,8 @@ def apart(word: str, other: str) -> Loss:
 def share_inside(values: Tensor, box: Box) -> Tensor:
     """Return the share of a map ``[rows, cols]`` that lies in a box, a scalar in [0, 1]; a cell on
     the border counts in part. Raise ValueError as :func:`inside` does."""
+    if not isinstance(values, Tensor) or values.ndim != 2:
+        raise refuse("values", values, "a map [rows, cols], such as heatmap.values")
     return (values * coverage(box, values)).sum() / values.sum()
 
 
@@ -126,6 +136,11 @@ def coverage(box: Box, values: Tensor) -> Tensor:
     left, top, right, bottom = checked_box(box)
     rows, cols = values.shape
     return torch.outer(_along(rows, top, bottom), _along(cols, left, right)).to(values)
+
+
+def _check_words(who: str, *words: object) -> None:
+    if not words or not all(isinstance(word, str) for word in words):
+        raise InvalidTypeError(f"{who}{words!r}: pass words of the prompt, one at least.")
 
 
 def checked_box(box: Any) -> Box:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 
-from ..errors import InvalidValueError, refuse
+from ..errors import InvalidValueError, refuse, refuse_calls
 from ..maps.heatmap import Heatmap
 from ..maps.heatmaps import Heatmaps
 from ..maps.presets import Preset
@@ -29,8 +29,9 @@ from ..runs.imagerun import (
     plain,
     short_name,
 )
+from ..runs.run import Run
 from .animation import animate, save_animation
-from .choosing import chosen, format_of, kept_steps, save_file
+from .choosing import chosen, format_of, kept_steps, one_image, save_file
 from .lettering import DPI, settings
 from .lettering import plain as plain_text
 from .panels import Lines, Page, Panel, Style, fill, flow, scale_of, table
@@ -43,6 +44,8 @@ if TYPE_CHECKING:
 
 __all__ = ["animate", "figure", "save_animation", "save_figure"]
 
+refuse_calls(__name__, "sdattn.figures.figure(run, kind)")
+
 Kind = Literal["words", "steps", "layers", "heads", "frames", "compare"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 FORMATS = (".pdf", ".svg", ".png")
@@ -54,11 +57,11 @@ _UNDATED: dict[str, dict[str, Any]] = {"pdf": {"CreationDate": None}, "svg": {"D
 
 
 def figure(
-    run: ImageRun,
+    run: ImageRun | Run,
     kind: Kind,
     words: Sequence[str] | None = None,
     *,
-    others: Sequence[ImageRun] = (),
+    others: Sequence[ImageRun | Run] = (),
     cmap: str = COLORMAP,
     width: float | None = None,
     show_axes: bool = True,
@@ -84,7 +87,8 @@ def figure(
     rcParams, else 8 points.
 
     Args:
-        run: from :meth:`sdattn.Run.image_run` or :func:`sdattn.load_run`.
+        run: a run of one image, from :func:`sdattn.generate` or :func:`sdattn.load_run`; of several
+            images one, ``run[0]``.
         words: words or phrases, each occurrence by itself (default: all words).
         others: further runs for ``"compare"``, of images in the same proportions.
         cmap: name of a matplotlib colormap.
@@ -118,7 +122,7 @@ def figure(
         own_scale = kind == "layers"
     style = Style(cmap, width, show_axes, own_scale, colorbar)
     runs = []
-    for shown in (run, *others):
+    for shown in map(one_image, (run, *others)):
         if kind != "frames" and shown.video is not None:
             shown = shown.frame(shown.video.middle)
         runs.append(shown)

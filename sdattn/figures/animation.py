@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 from ..errors import refuse
 from ..maps import render, sheets
 from ..runs.imagerun import ImageRun
-from .choosing import chosen, format_of, kept_steps, save_file
+from ..runs.run import Run
+from .choosing import chosen, format_of, kept_steps, one_image, save_file
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -20,7 +21,7 @@ _SAMPLE = 8  # steps that a GIF's colours are chosen from
 
 
 def animate(
-    run: ImageRun, words: Sequence[str] | None = None, *, size: int = 1600
+    run: ImageRun | Run, words: Sequence[str] | None = None, *, size: int = 1600
 ) -> list[Image.Image]:
     """Return a frame for each kept step: the image with the step's number and timestep, and each
     word in colour over it.
@@ -29,7 +30,8 @@ def animate(
     shown by its middle frame; for another pass ``run.frame(number)``.
 
     Args:
-        run: from :meth:`sdattn.Run.image_run` or :func:`sdattn.load_run`, with its steps.
+        run: a run of one image, from :func:`sdattn.generate` or :func:`sdattn.load_run`, with its
+            steps; of several images one, ``run[0]``.
         words: words or phrases, each occurrence by itself (default: all words).
         size: maximum pixels of a frame's longer side.
 
@@ -37,9 +39,10 @@ def animate(
         RGB, all of one size, in the order in which the steps ran.
 
     Raises:
-        ValueError: the run has not kept its steps.
+        ValueError: the run has not kept its steps, or has several images.
         KeyError: a word that is not in the prompt.
     """
+    run = one_image(run)
     if run.video is not None:
         run = run.frame(run.video.middle)
     kept = kept_steps(run)

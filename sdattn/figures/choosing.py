@@ -4,14 +4,32 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from ..errors import InvalidValueError, IsFolderError, refuse
+from ..errors import InvalidTypeError, InvalidValueError, IsFolderError, refuse
 from ..files.paths import check_writable
 from ..files.writing import write_whole
 from ..maps.heatmap import Heatmap
 from ..maps.heatmaps import Heatmaps
 from ..runs.imagerun import ImageRun, not_kept, step_heatmaps, step_names
+from ..runs.run import Run
 from .lettering import plain
 from .panels import Lines
+
+
+def one_image(run: object) -> ImageRun:
+    """Return the run of one image, also from a :class:`sdattn.Run` of one; raise ValueError for one
+    of several images, TypeError for anything else."""
+    if isinstance(run, Run):
+        if len(run) != 1:
+            raise InvalidValueError(
+                f"This run has {len(run)} images, and one is shown. Pass one of them, run[0]."
+            )
+        return run[0]
+    if not isinstance(run, ImageRun):
+        raise InvalidTypeError(
+            f"A {type(run).__name__} is no run. Pass what `generate()` returned, or "
+            "sdattn.load_run(folder)."
+        )
+    return run
 
 
 def chosen(heatmaps: Heatmaps, words: Sequence[str] | None) -> list[Heatmap]:

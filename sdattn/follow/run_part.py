@@ -8,7 +8,7 @@ from numbers import Real
 from typing import Any
 
 from ..errors import InvalidValueError
-from ..models.values import whole
+from ..models.values import number, whole
 
 Span = float | tuple[float, float]  # 0.8 means (0, 0.8), in parts of the run
 
@@ -28,7 +28,7 @@ class RunPart:
     @classmethod
     def between(cls, pair: object) -> RunPart | None:
         """Return the part between two points of the run, or None if ``pair`` is no such pair."""
-        numbers = [_number(item) for item in items_of(pair)]
+        numbers = [number(item) for item in items_of(pair)]
         if len(numbers) != 2:
             return None
         first, last = numbers
@@ -64,7 +64,7 @@ class RunPart:
         part = cls.between(pair)
         if part is None or part.first == part.last:
             return None
-        if any(whole(number) is None for number in items_of(pair)):
+        if any(whole(item) is None for item in items_of(pair)):
             return part
         if isinstance(pair, tuple):
             raise InvalidValueError(
@@ -80,17 +80,9 @@ class RunPart:
             return False
         return self.first <= position <= self.last
 
-    def passes(self, number: int) -> list[int]:
-        """Return the numbers of passes that belong to it, from 0, in a run of ``number`` passes."""
-        return [i for i in range(number) if self.holds((i + 0.5) / number)]
-
-
-def _number(item: object) -> float | None:
-    """Return a number as a float, or None for anything else, True and False too."""
-    if isinstance(item, Real) and not isinstance(item, bool):
-        return float(item)
-    number = whole(item)
-    return None if number is None else float(number)
+    def passes(self, count: int) -> list[int]:
+        """Return the numbers of passes that belong to it, from 0, in a run of ``count`` passes."""
+        return [i for i in range(count) if self.holds((i + 0.5) / count)]
 
 
 def items_of(value: object) -> tuple[Any, ...]:

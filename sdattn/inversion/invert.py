@@ -19,7 +19,14 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from ..errors import InvalidValueError, OptionError, RunError, option_names, refuse
+from ..errors import (
+    InvalidTypeError,
+    InvalidValueError,
+    OptionError,
+    RunError,
+    option_names,
+    refuse,
+)
 from ..files.images import AnyImage
 from ..models.denoiser import find_denoiser
 from ..models.denoiser_call import arguments
@@ -27,6 +34,7 @@ from ..models.families import image_latents_of, unguided_options
 from ..models.pipeline import Model, Pipeline
 from ..models.pipeline_call import checked_options, named_bar, one_at_a_time
 from ..models.reading import read_prompts
+from ..models.values import checked_truth, checked_whole, number, whole
 from .images import encode, fit
 from .nulltext import guided_rows, optimise, replaced_rows
 from .schedules import schedule_of
@@ -160,10 +168,17 @@ def invert(
         RuntimeError: the latents stopped being finite.
     """
     schedule = schedule_of(pipe)
-    null_text = schedule.null_text if null_text is None else null_text
+    null_text = schedule.null_text if null_text is None else checked_truth("null_text", null_text)
     if guidance_scale is None:
         guidance_scale = 7.5 if schedule.null_text else 1.0
     _check(pipe, guidance_scale, null_text, inner_steps)
+    if not 0 < (number(learning_rate) or 0) < math.inf:
+        raise refuse("learning_rate", learning_rate, "a number above 0")
+    if refinements is None:
+        refinements = schedule.refinements
+    refinements = checked_whole("refinements", refinements, 0)
+    if not isinstance(prompt, str):
+        raise refuse("prompt", prompt, "a description of the image, one text")
     call = _checked_call(pipe, {**options, "num_inference_steps": num_inference_steps})
     seen = fit(pipe, image)
     read_prompts(pipe, prompt, **call)
@@ -177,8 +192,6 @@ def invert(
         num_inference_steps=num_inference_steps,
         call=call,
     )
-    if refinements is None:
-        refinements = schedule.refinements
     inversion.trajectory = _climb(pipe, inversion, refinements)
     if null_text:
         inversion.null_states = optimise(
@@ -197,7 +210,11 @@ def psnr(image: Image.Image, other: Image.Image) -> float:
 
     Raises:
         ValueError: the images differ in size.
+        TypeError: no PIL images.
     """
+    for one in (image, other):
+        if not isinstance(one, Image.Image):
+            raise InvalidTypeError(f"A {type(one).__name__} is no PIL image. Pass two of them.")
     if image.size != other.size:
         raise InvalidValueError(
             f"The images are {image.size} and {other.size} pixels. Resize one of them."
@@ -215,9 +232,10 @@ def _check(pipe: Pipeline, guidance: float, null_text: bool, inner: int) -> None
             "cross-attention of UNets. Leave it out."
         )
         raise OptionError("null_text", null_text, text)
-    if not (1 if null_text else -math.inf) < guidance < math.inf:
+    scale = number(guidance)
+    if scale is None or not (1 if null_text else -math.inf) < scale < math.inf:
         raise refuse("guidance_scale", guidance, "a number above 1, or `null_text=False`")
-    if inner < 1:
+    if (whole(inner) or 0) < 1:
         raise refuse("inner_steps", inner, "at least 1, or `null_text=False`")
 
 

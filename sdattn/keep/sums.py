@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..attention.calls import LayerCall, ProjectedCall, Rows
+from ..attention.calls import LayerCall, ProjectedCall
 from ..attention.device_copies import HostCopy, is_gpu_to_cpu
 from ..attention.modes import no_autocast, own_arithmetic
 from ..follow.passes import CaptureError, Pass

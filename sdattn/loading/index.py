@@ -4,7 +4,9 @@ A model is data. diffusers would also run Python from the folder, import a modul
 names, and read pickles, which run code: some of its versions without being asked to.
 """
 
+import inspect
 import json
+import re
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from importlib import import_module
@@ -13,8 +15,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from ..errors import InvalidValueError
+from ..errors import InvalidValueError, SdattnError, is_out_of_memory
 from ..files.terminal import shown
+from .file_errors import said_by
 
 if TYPE_CHECKING:
     from torch.nn import Module
@@ -24,6 +27,9 @@ _KINDS = {"ModelMixin", "PreTrainedModel", "SchedulerMixin", "BaseGuidance"}
 _KINDS |= {"PreTrainedTokenizerBase", "FeatureExtractionMixin", "ImageProcessingMixin"}
 _KINDS |= {"ProcessorMixin"}
 _KERNELS = ("attn_implementation", "experts_implementation")  # only a kernel's name has a slash
+MOST_LAYERS = 1_000  # of a kind in a model; the largest here have some 100
+# Settings that say how many layers or blocks are built, one after the other
+_LAYERS = re.compile(r"(?:layers?|depths?)(?:_|$)|num_\w*blocks?$")
 
 
 def read_index(folder: Path, names: Collection[str]) -> dict[str, Any]:
@@ -35,11 +41,18 @@ def read_index(folder: Path, names: Collection[str]) -> dict[str, Any]:
             are not fetched yet.
     """
     index = _object(folder / "model_index.json")
-    _check_pipeline(folder, names, index.get("_class_name"))
+    parts = _parts_of(_pipeline_class(folder, names, index.get("_class_name")))
     for name, entry in index.items():
         match entry:
             case [str(library), str(kind)]:
                 _check_part(folder, names, name, library, kind)
+            case [None, None]:  # the pipeline was saved without it
+                pass
+            case _ if name in parts:
+                raise InvalidValueError(
+                    f"{folder / 'model_index.json'} has {shown(entry)} for its {name}, where a "
+                    f'part is ["library", "class"]. {_ANEW}'
+                )
     return index
 
 
@@ -64,13 +77,18 @@ def models_in(index: Mapping[str, Any]) -> dict[str, bool]:
 
 @contextmanager
 def named_errors(folder: Path) -> Iterator[None]:
-    """Name the folder in errors from its files that have no message of their own."""
+    """Name the folder in libraries' errors over what its files hold. Errors of the disk and of
+    memory pass through."""
     try:
         yield
-    except (KeyError, OverflowError, AssertionError) as error:
+    except (SdattnError, OSError, ImportError, Warning):
+        raise
+    except Exception as error:  # any error: the files say what the libraries do
+        if is_out_of_memory(error):
+            raise
         raise InvalidValueError(
-            f"{folder} cannot be loaded: a settings or tokenizer file in it is broken "
-            f"({type(error).__name__}: {error}). {_ANEW}"
+            f"{folder} cannot be loaded: a settings or tokenizer file in it is broken, or of "
+            f"another model ({type(error).__name__}: {said_by(error)}). {_ANEW}"
         ) from error
 
 
@@ -120,7 +138,8 @@ def _object(path: Path) -> dict[str, Any]:
 _ANEW = "Get the model's folder again, or save it again with pipe.save_pretrained(folder)."
 
 
-def _check_pipeline(folder: Path, names: Collection[str], name: object) -> None:
+def _pipeline_class(folder: Path, names: Collection[str], name: object) -> Any:
+    """Return the pipeline that an index names, a class of diffusers' own."""
     import diffusers
 
     path = folder / "model_index.json"
@@ -129,7 +148,7 @@ def _check_pipeline(folder: Path, names: Collection[str], name: object) -> None:
     if not isinstance(name, str):
         _refuse_code(path, f"_class_name={shown(name)}")
     cls = getattr(diffusers, name, None)
-    if not _is_one_of(cls, {"DiffusionPipeline"}):
+    if cls is diffusers.DiffusionPipeline or not _is_one_of(cls, {"DiffusionPipeline"}):
         raise InvalidValueError(
             f"{path} asks for a {shown(name)}, and diffusers {diffusers.__version__} has no "
             "pipeline of that name. Use a version of diffusers that has it."
@@ -140,6 +159,17 @@ def _check_pipeline(folder: Path, names: Collection[str], name: object) -> None:
         )
     if "None.py" in names:  # diffusers runs it as the code of custom_pipeline=None
         _refuse_code(folder, "None.py")
+    return cls
+
+
+def _parts_of(cls: Any) -> set[str]:
+    """Return the names of a pipeline's parts; its other arguments are settings."""
+    optional = getattr(cls, "_optional_components", [])
+    parts = set[str]()
+    for name, one in inspect.signature(cls.__init__).parameters.items():
+        if name != "self" and (one.default is one.empty or name in optional):
+            parts.add(name)
+    return parts
 
 
 def _check_part(folder: Path, names: Collection[str], name: str, library: str, kind: str) -> None:
@@ -161,7 +191,7 @@ def _check_part(folder: Path, names: Collection[str], name: str, library: str, k
             f"{part} holds an adapter (adapter_config.json), which names another model to load. "
             "Merge it (model.merge_and_unload()) and save the whole model."
         )
-    _check_kernels(part / "config.json")
+    _check_config(part / "config.json")
     _check_shards(part)
 
 
@@ -184,11 +214,22 @@ def home_of(library: str) -> Any:
     return module if is_its_own and isinstance(module, ModuleType) else None
 
 
-def _check_kernels(config: Path) -> None:
-    """Refuse a kernel from the hub, which is code."""
+def _check_config(config: Path) -> None:
+    """Refuse a kernel from the hub, which is code, and numbers of layers that would fill memory."""
     for name, value in _pairs(_object(config)) if config.is_file() else ():
         if name.endswith(_KERNELS) and "/" in json.dumps(value):
             _refuse_code(config, f"{name}={shown(value)}")
+        if _LAYERS.search(name) and _largest(value) > MOST_LAYERS:
+            raise InvalidValueError(
+                f"{config} has {name}={shown(value)}, and no model here has over {MOST_LAYERS:,} "
+                f"layers or blocks. {_ANEW}"
+            )
+
+
+def _largest(value: object) -> float:
+    """Return the largest number in a setting that may be a list of some; 0 without any."""
+    numbers = [_largest(item) for item in value] if isinstance(value, list) else [value]
+    return max((one for one in numbers if isinstance(one, (int, float))), default=0)
 
 
 def _pairs(config: object) -> Iterator[tuple[str, object]]:

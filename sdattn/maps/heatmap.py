@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Heatmap:
-    """Map of one word, phrase or token in one image. For numpy it is the array of its map.
+    """Map of one word, phrase or token in one image. For numpy and torch, ``np.asarray(heatmap)``
+    and ``torch.as_tensor(heatmap)``, it is the array of its map; ``heatmap - other`` is an array.
 
     Attributes:
         label: word, phrase or token shown, as written in the prompt.
@@ -71,6 +72,37 @@ class Heatmap:
         values = self.map.detach().numpy()
         # numpy 1 takes no None for copy
         return np.asarray(values, dtype) if copy is None else np.array(values, dtype, copy=copy)
+
+    def __dlpack__(self, **options: Any) -> Any:
+        """Return the map for ``torch.as_tensor(heatmap)``, in its own memory and without its graph,
+        which :attr:`values` has."""
+        return self.values.detach().__dlpack__(**options)
+
+    def __dlpack_device__(self) -> Any:
+        return self.values.__dlpack_device__()
+
+    def __sub__(self, other: Any) -> Any:
+        """Return the difference to another map, an array, a tensor or a number, ``[(frames,) rows,
+        cols]``: an array, or a tensor if the other is one; likewise ``+``, ``*`` and ``/``."""
+        return self._as(other) - other
+
+    def __rsub__(self, other: Any) -> Any:
+        return other - self._as(other)
+
+    def __add__(self, other: Any) -> Any:
+        return self._as(other) + other
+
+    def __mul__(self, other: Any) -> Any:
+        return self._as(other) * other
+
+    def __truediv__(self, other: Any) -> Any:
+        return self._as(other) / other
+
+    __radd__ = __add__
+    __rmul__ = __mul__
+
+    def _as(self, other: object) -> Tensor | np.ndarray:
+        return self.values if isinstance(other, Tensor) else np.asarray(self)
 
     def statistics(self) -> WordStatistics:
         """Return peak, mean, mass, centre, area and entropy; raise as that class does."""

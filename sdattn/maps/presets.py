@@ -236,7 +236,7 @@ def preset_of(preset: str | Preset, refine: str | None = None, default: str = "d
     if refine not in (None, "self"):
         raise refuse("refine", refine, "'self', or None for the maps as they are")
     if not isinstance(preset, Preset):
-        if preset not in PRESETS:
+        if not isinstance(preset, str) or preset not in PRESETS:
             raise refuse("preset", preset, PRESETS)
         preset = PRESETS[preset]
     if preset == PRESETS["default"]:

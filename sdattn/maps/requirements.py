@@ -1,6 +1,6 @@
 """Options of `capture()` for a run: the caller's, and what the preset needs."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import astuple, fields
 from typing import Any
 
@@ -53,7 +53,8 @@ def checked_capture(
         settings["heads"] = Heads.of(settings["heads"])
     if words is None:
         return settings
-    if isinstance(words, str) or not words:
+    is_list = isinstance(words, Collection) and not isinstance(words, (str, bytes, Mapping))
+    if not is_list or not len(words):
         raise refuse("words", words, "a list of words and phrases, or None for all")
     return {**settings, "tokens": columns_of(words, prompts)}
 

@@ -118,6 +118,26 @@ def default_size(pipe: Pipeline | PipelineFacts) -> tuple[int, int]:
     return rows * _latent_cell(pipe), cols * _latent_cell(pipe)
 
 
+def size_doubt(facts: PipelineFacts, options: Options) -> str:
+    """Return a warning of a size that was asked for and is over twice, or under half, the one that
+    the model's own config tells; "" without a doubt, or where the config tells none."""
+    own = getattr(getattr(facts.denoiser.model, "config", None), "sample_size", None)
+    sides = [own, own] if isinstance(own, int) else list(own or ())
+    if len(sides) != 2 or options.get("height") is None or options.get("width") is None:
+        return ""
+    height, width = (side * _latent_cell(facts.pipe) for side in sides)
+    shares = options["height"] / height, options["width"] / width
+    if min(shares) >= 0.5 and max(shares) <= 2:
+        return ""
+    asked = f"{options['width']}x{options['height']}"
+    much = "over twice" if max(shares) > 2 else "under half of"
+    return (
+        f"This {facts.name} was trained at {width}x{height} pixels, by its own config, and a side "
+        f"of {asked} is {much} that, where models repeat things or lose them. Ask for a size "
+        f"nearer to {width}x{height}."
+    )
+
+
 def latent_size(pipe: Pipeline | PipelineFacts, options: Options | None = None) -> tuple[int, int]:
     """Return (rows, cols) of the finest cells for these options or by default; a video's per
     frame."""

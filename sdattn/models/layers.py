@@ -1,7 +1,7 @@
 """`AttentionLayer`: one layer of a denoiser, its place and what it attends to; `select_layers`."""
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from numbers import Integral
@@ -11,6 +11,7 @@ from ..attention import level_grids
 from ..attention.core import grid_text
 from ..errors import InvalidValueError, refuse
 from .denoiser_call import Size
+from .values import whole
 
 Place = Literal["down", "mid", "up", "double", "single", "block"]
 Kind = Literal[
@@ -149,9 +150,14 @@ def _as_choices(layers: Any) -> list[LayerChoice]:
         and len(layers) == 2
         and all(isinstance(side, Integral) for side in layers)
     )
-    if isinstance(layers, (str, Integral)) or is_grid:
-        return [layers]
-    return list(layers)
+    is_list = isinstance(layers, Collection) and not isinstance(layers, (str, bytes, Mapping))
+    choices = list(layers) if is_list and not is_grid else [layers]
+    for choice in choices:
+        sides = list(choice) if isinstance(choice, (tuple, list)) else [choice] * 2
+        is_size = len(sides) == 2 and all((whole(side) or 0) > 0 for side in sides)
+        if not isinstance(choice, str) and not is_size:
+            raise refuse("layers", layers, "names, places or grids of layers, such as 'up' or 16")
+    return choices
 
 
 def _fits(layer: AttentionLayer, choice: LayerChoice, latent_size: Size | None) -> bool:

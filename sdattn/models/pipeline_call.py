@@ -80,7 +80,7 @@ def turn(pipe: object) -> AbstractContextManager[bool]:
     with _turns_lock:
         try:
             return _turns.setdefault(held_model(pipe) or pipe, threading.RLock())
-        except TypeError:  # no object that could be a pipeline
+        except (TypeError, RuntimeError):  # no object that could be a pipeline
             return threading.RLock()
 
 

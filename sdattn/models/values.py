@@ -3,7 +3,8 @@ them at once."""
 
 import math
 import secrets
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
+from numbers import Real
 from operator import index
 from typing import Any
 
@@ -88,7 +89,8 @@ def seeds_of(seed: int | Sequence[int] | None, images: int = 1) -> list[int]:
     a list has each image's own (else ValueError), and for a number see :func:`checked_seeds`."""
     if seed is None:
         return checked_seeds(secrets.randbelow(2**32), images)
-    if whole(seed) is not None or isinstance(seed, str) or not isinstance(seed, Iterable):
+    is_no_list = isinstance(seed, (str, bytes, Mapping, Set))
+    if whole(seed) is not None or is_no_list or not isinstance(seed, Iterable):
         return checked_seeds(seed, images)
     seeds = list[int]()
     for one in seed:
@@ -118,6 +120,40 @@ def whole(value: Any) -> int | None:
         return None if is_truth or is_list else index(value)
     except TypeError:
         return None
+
+
+def number(value: Any) -> float | None:
+    """Return a number of any kind, numpy's and torch's too, as a float; None for anything else,
+    True and False too."""
+    if isinstance(value, Real) and not isinstance(value, bool):
+        return float(value)
+    if getattr(value, "ndim", None) == 0 and hasattr(value, "item"):
+        return number(value.item())
+    counted = whole(value)
+    return None if counted is None else float(counted)
+
+
+def checked_whole(name: str, value: object, least: int = 1) -> int:
+    """Return a whole number from ``least``; raise ValueError for anything else."""
+    found = whole(value)
+    if found is None or found < least:
+        raise refuse(name, value, f"a whole number from {least}")
+    return found
+
+
+def checked_part(name: str, value: object) -> float:
+    """Return a number from 0 to 1; raise ValueError for anything else."""
+    found = number(value)
+    if found is None or not 0 <= found <= 1:
+        raise refuse(name, value, "a number from 0 to 1")
+    return found
+
+
+def checked_truth(name: str, value: object) -> bool:
+    """Return True or False; raise ValueError for anything else."""
+    if not isinstance(value, bool):
+        raise refuse(name, value, (True, False))
+    return value
 
 
 def check_text(text: str, name: str) -> None:

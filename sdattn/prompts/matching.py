@@ -1,10 +1,12 @@
 """Words of one prompt that correspond to words of another."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 
-from ..errors import NotFoundError
+from ..errors import NotFoundError, refuse
 from .tokens import Prompt, Word
 from .words import folded
+
+_BLENDED = "a word, several, or lists of each prompt's, [['cat'], ['dog']]"
 
 
 def matches(source: Prompt, target: Prompt) -> list[tuple[int, int]]:
@@ -80,10 +82,36 @@ def edited_words(prompts: Sequence[Prompt], index: int, weighted: Sequence[str] 
     return list(dict.fromkeys([*new, *own]))
 
 
-def blended_words(prompts: Sequence[Prompt], words: str | Sequence[str]) -> list[list[str]]:
-    """Return each prompt's words among ``words``, or the word in the place of one that it lacks;
-    raise KeyError for a word that is in no prompt, or a prompt with none of them."""
-    words = [words] if isinstance(words, str) else list(words)
+def blended_words(
+    prompts: Sequence[Prompt], words: str | Sequence[str | Sequence[str]]
+) -> list[list[str]]:
+    """Return each prompt's words among ``words``, or the word in the place of one that it lacks.
+    Words of each prompt by itself, ``[["cat"], ["dog"]]``, are taken as they are.
+
+    Raises:
+        KeyError: a word that is in no prompt, or a prompt with none of them.
+        ValueError: no words, or another number of lists than of prompts.
+    """
+    given = [words] if isinstance(words, str) else words
+    if not isinstance(given, Collection) or isinstance(given, (bytes, Mapping)):
+        raise refuse("blend", words, _BLENDED)
+    of_all = [word for word in given if isinstance(word, str)]
+    if len(of_all) == len(given):
+        return _words_of_each(prompts, of_all)
+    chosen = [[own] if isinstance(own, str) else own for own in given]
+    for own in chosen:
+        if not isinstance(own, (list, tuple)) or not own:
+            raise refuse("blend", words, _BLENDED)
+    if len(chosen) != len(prompts):
+        number = f"the words of each of the {len(prompts)} prompts, source first, or words for all"
+        raise refuse("blend", words, number)
+    for prompt, own in zip(prompts, chosen, strict=True):
+        for word in own:
+            prompt.find(word)
+    return [list(own) for own in chosen]
+
+
+def _words_of_each(prompts: Sequence[Prompt], words: list[str]) -> list[list[str]]:
     for word in words:
         if not any(_has(prompt, word) for prompt in prompts):
             known = dict[str, None]()

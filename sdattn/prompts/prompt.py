@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
-from ..errors import NotFoundError, did_you_mean
+from ..errors import InvalidTypeError, NotFoundError, did_you_mean
 from .tokenizing import EOS, SOS, Token
 from .words import find_part, split_phrase
 
@@ -86,7 +86,10 @@ class Prompt:
         Raises:
             KeyError: the phrase is empty, not in the prompt, only a part of a word, or was cut off;
                 characters or columns that do not exist.
+            TypeError: it is no text.
         """
+        if not isinstance(phrase, str):
+            raise InvalidTypeError(f"{phrase!r} is no text: pass a word or phrase of the prompt.")
         named = self._special(phrase) or self._part(phrase)
         if named:
             return [named]

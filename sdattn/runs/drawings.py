@@ -3,6 +3,7 @@ video."""
 
 import zlib
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from itertools import count
 
 import numpy as np
 from PIL import Image
@@ -43,9 +44,10 @@ def drawings(
     parts: Collection[str] = USUAL,
     scale: Scale = None,
     masks: MaskSettings = EVERY_MASK,
+    numbers: Sequence[int] | None = None,
 ) -> dict[str, bytes]:
     """Draw maps over a run's image, as asked. ``scale`` is one scale for all maps (default: each
-    its own), see :meth:`sdattn.Heatmap.overlay`.
+    its own), see :meth:`sdattn.Heatmap.overlay`; ``numbers`` number the files (default: from 1).
 
     - ``overlays``: ``heatmaps/NN-word.png`` for each map; ``.mp4`` over a video.
     - ``grid``: ``grid.png``, all of them in one; for a video key frames, one row per word, and
@@ -55,9 +57,10 @@ def drawings(
       ``.webp``. A word has the same number as in ``heatmaps``.
     """
     if run.video is not None:
-        return _video_drawings(run.video, maps, title, parts, scale, masks)
+        return _video_drawings(run.video, maps, title, parts, scale, masks, numbers)
     files: dict[str, bytes] = {}
-    names = [f"{name}.png" for name in named(heatmap.label for heatmap in maps)]
+    labels = [heatmap.label for heatmap in maps]
+    names = [f"{name}.png" for name in named(labels, numbers)]
     overlaid = {"overlays", "grid"}.intersection(parts)
     tiles = [heatmap.overlay(run.image, scale=scale) for heatmap in maps] if overlaid else []
     if "overlays" in parts:
@@ -81,19 +84,20 @@ def _video_drawings(
     parts: Collection[str],
     scale: Scale,
     masks: MaskSettings,
+    numbers: Sequence[int] | None,
 ) -> dict[str, bytes]:
     kind = best_format()
     files = {}
-    names = named(heatmap.label for heatmap in maps)
+    names = named([heatmap.label for heatmap in maps], numbers)
     if "overlays" in parts:
         for name, heatmap in zip(names, maps, strict=True):
             frames = _over(video, heatmap, scale, range(len(video)))
             files[f"heatmaps/{name}.{kind}"] = write_video(frames, video.rate, kind)
     if "grid" in parts:
         # key frames in a row, and below them one row of overlays per word
-        numbers = video.key_frames()
-        head = [caption(enlarge(video[i]), f"frame {i + 1}") for i in numbers]
-        rows = [[*_over(video, heatmap, scale, numbers)] for heatmap in maps]
+        shown = video.key_frames()
+        head = [caption(enlarge(video[i]), f"frame {i + 1}") for i in shown]
+        rows = [[*_over(video, heatmap, scale, shown)] for heatmap in maps]
         files["grid.png"] = png(sheets.bands(head, rows, {"prompt": title}), **_QUICK)
         files["strips.png"] = png(strips(maps, len(video)), **_QUICK)
     if "masks" in parts:
@@ -116,9 +120,10 @@ def _over(
     return (heatmap.frame(shown[i]).overlay(video[i], scale=scale) for i in numbers)
 
 
-def named(labels: Iterable[str]) -> list[str]:
-    """Name files for maps by number and word."""
-    return [f"{n:02d}-{file_name(label)}" for n, label in enumerate(labels, start=1)]
+def named(labels: Iterable[str], numbers: Iterable[int] | None = None) -> list[str]:
+    """Name files for maps by number (default: from 1) and word."""
+    numbered = zip(numbers or count(1), labels, strict=False)
+    return [f"{number:02d}-{file_name(label)}" for number, label in numbered]
 
 
 def _white(mask: np.ndarray) -> Image.Image:

@@ -89,7 +89,8 @@ def generate(
 
     Every error after the last step, of any kind, has the finished images in its ``images``.
 
-    With a demo model a ``UserWarning`` names words of the prompt that the model never learnt.
+    A ``UserWarning`` names the model's own size if a side that was asked for is over twice or under
+    half of its own, and with a demo model the words of the prompt that it never learnt.
     """
     order = prepare(
         pipe,

@@ -80,12 +80,7 @@ def _tensors(run: ImageRun) -> dict[str, dict[str, Tensor]]:
     if details.spots is not None:
         tensors[SPOTS] = {"spots": details.spots}
     for maps in tensors.values():
-        for name, values in maps.items():
-            if not values.isfinite().all():
-                raise InvalidValueError(
-                    f"The maps of {name} hold values that are not finite. If the model runs in "
-                    "float16, try bfloat16 or float32."
-                )
+        _check_finite(maps)
     return tensors
 
 
@@ -145,9 +140,19 @@ def heatmaps_from(layers: LayerMaps, prompt: Prompt, preset: Preset) -> Heatmaps
     return finish(maps, prompt, preset, layers.columns)
 
 
+def _check_finite(maps: Mapping[str, Tensor]) -> None:
+    for name, values in maps.items():
+        if not values.isfinite().all():
+            raise InvalidValueError(
+                f"The maps of {name} hold values that are not finite. If the model runs in "
+                "float16, try bfloat16 or float32."
+            )
+
+
 def pack_maps(maps: Mapping[str, Tensor]) -> bytes:
     """Return maps as the bytes of a safetensors file in float16; the order of the maps does not
     matter."""
     halves = {name: halved(values) for name, values in maps.items()}
+    _check_finite(halves)  # also of those that float16 cannot hold
     # One key only: safetensors writes several in an order that changes from run to run.
     return save(halves, metadata={"format": FORMAT})

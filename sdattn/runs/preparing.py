@@ -10,7 +10,7 @@ from itertools import chain, product
 from pathlib import Path
 from typing import Any
 
-from ..errors import InvalidTypeError, InvalidValueError, OptionError, SdattnWarning, warn
+from ..errors import InvalidTypeError, InvalidValueError, OptionError, SdattnWarning, refuse, warn
 from ..keep.budget import Expected
 from ..keep.keep import Keep, checked_bytes
 from ..loading.facts import check_names
@@ -21,7 +21,7 @@ from ..maps.aggregation import PLACE, refining
 from ..maps.presets import Preset, preset_for, preset_of
 from ..maps.requirements import capture_settings, checked_capture, columns_around
 from ..models.denoiser import held_model
-from ..models.facts import PipelineFacts, images_a_prompt, latent_size
+from ..models.facts import PipelineFacts, images_a_prompt, latent_size, size_doubt
 from ..models.layers import select_layers
 from ..models.pipeline import Options, Pipeline
 from ..models.pipeline_call import checked_options, one_each
@@ -114,6 +114,8 @@ def prepare(
     if spots and facts.makes_videos:
         text = "a video's are not kept. Leave it out, or capture some cells by `queries`."
         raise OptionError("spots", spots, text)
+    if ask is not None and not isinstance(ask, str):
+        raise refuse("ask", ask, "a text that is asked about")
     texts = checked_prompts(prompt)
     options = checked_options(facts, options, prompts=len(texts), videos=videos, own=own)
     read = read_prompts(facts.pipe, texts, **options)
@@ -142,14 +144,21 @@ def prepare(
     )
     if with_negative:
         order.negative()  # or refuse
-    if facts.demo:
-        said = list[str]()
-        for one in read:
-            said += [word.text for word in one.words]
-        said += [word for word, _, _ in split_words(ask or "")]
-        if warning := facts.demo.unlearnt(said):
-            warn(warning, SdattnWarning)
+    for doubt in (size_doubt(facts, options), _unlearnt(order)):
+        if doubt:
+            warn(doubt, SdattnWarning)
     return order
+
+
+def _unlearnt(order: Order) -> str:
+    """Return a demo's warning of words that it never learnt; "" for any other model."""
+    if order.facts.demo is None:
+        return ""
+    said = list[str]()
+    for one in order.prompts:
+        said += [word.text for word in one.words]
+    said += [word for word, _, _ in split_words(order.ask or "")]
+    return order.facts.demo.unlearnt(said)
 
 
 def loaded_facts(

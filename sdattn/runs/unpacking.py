@@ -48,7 +48,7 @@ def unpack_run(files: Mapping[str, bytes], where: str) -> ImageRun:
         )
     except Exception as error:  # any error from a document that someone else made
         raise InvalidValueError(
-            f"{where}: its maps differ from its run.json "
+            f"{where}: its maps and its run.json do not go together "
             f"({type(error).__name__}: {error}). Restore the folder or generate the run again."
         ) from error
 
@@ -97,8 +97,17 @@ def _check(files: Mapping[str, bytes], info: RunInfo, where: str) -> None:
             )
 
 
+def _load(data: bytes) -> dict[str, Tensor]:
+    """Return the tensors of a file of maps; raise ValueError if one holds what no run writes."""
+    tensors = load(data)
+    for name, values in tensors.items():
+        if not values.isfinite().all():
+            raise InvalidValueError(f"the maps of {name} hold values that are not finite")
+    return tensors
+
+
 def _unpack_layers(data: bytes, info: RunInfo) -> LayerMaps:
-    tensors = load(data)  # in an order that changes from call to call
+    tensors = _load(data)  # in an order that changes from call to call
     shapes = map_shapes(info)
     for name, shape in shapes.items():
         _check_shape(tensors, name, shape)
@@ -121,7 +130,7 @@ def _unpack_details(files: Mapping[str, bytes], info: RunInfo) -> Details:
     head_numbers = entry.heads if isinstance(entry.heads, tuple) else None
     spots = None
     if entry.spots is not None:
-        tensors = load(files[SPOTS])
+        tensors = _load(files[SPOTS])
         _check_shape(tensors, "spots", entry.spots)
         spots = tensors["spots"].float()
     return Details(
@@ -141,7 +150,7 @@ def _unpack_each(
     if name not in files:
         return None
     columns = info.details.columns
-    tensors = load(files[name])
+    tensors = _load(files[name])
     layers = {}
     for layer, entry in info.layers.items():
         if layer in tensors:
@@ -156,7 +165,7 @@ def _unpack_each(
 
 def _unpack_further(data: bytes, info: RunInfo, name: str) -> Further:
     further = info.more[name]
-    tensors = load(data)
+    tensors = _load(data)
     labels = [label for label, _ in further.maps]
     for key in named(labels):
         _check_shape(tensors, key, (*tensors[key].shape[: 2 if info.frames is None else 3],))

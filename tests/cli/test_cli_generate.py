@@ -65,6 +65,13 @@ def test_warnings_of_cut_words_reach_the_user(invoke, tmp_path):
 
 
 @pytest.mark.slow
+def test_a_size_far_from_the_models_own_is_told_once(invoke):
+    how = ("--steps", 1, "--seed", 0, "-o", "drawn")
+    code, _, err = invoke("generate", "a cat", "--width", 320, "--height", 128, *how)
+    assert code == 0 and err.count("warning: ") == 1
+    assert "was trained at 128x128 pixels" in err and "320x128 is over twice that" in err
+
+
 def test_ctrl_c_leaves_no_half_folder(model, tmp_path):
     command = [sys.executable, "-m", "sdattn", "generate", PROMPT, "--model", model]
     process = subprocess.Popen(

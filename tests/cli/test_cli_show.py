@@ -1,8 +1,10 @@
 """`sdattn show` of a saved run: figures, moving images, and phrases on its page."""
 
+import hashlib
 import json
 import os
 import re
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -225,3 +227,32 @@ def test_a_figure_of_an_item_of_a_batch(invoke):
     code, _, err = invoke("show", "run", "--item", "7", "--animate", "-o", "x.gif")
     assert code == 2 and "7" in err
     assert not os.path.exists("x.gif")
+
+
+def test_what_is_drawn_into_the_run_has_the_runs_own_numbers(invoke, folders, tmp_path):
+    run = tmp_path / "run"
+    shutil.copytree(folders / "kept", run)
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    number = PROMPT.split().index(THING) + 1
+    assert invoke("show", run, THING, "--masks")[0] == 0
+    changed = {p for p in run.rglob("*") if p.is_file() and p.read_bytes() != before.get(p)}
+    assert changed == {run / f"masks/{number:02d}-{THING}.png", run / "run.json"}
+    assert invoke("show", run, f"red {THING}", THING)[0] == 0  # a phrase comes after the words
+    drawn = sorted(path.name for path in (run / "heatmaps").iterdir())
+    assert drawn[-1] == f"{len(PROMPT.split()) + 1:02d}-red-{THING}.png"
+    assert drawn[:-1] == sorted(path.name for path in before if path.parent.name == "heatmaps")
+    load_run(run)  # its checksums are those of the files
+    files = json.loads((run / "run.json").read_bytes())["files"]
+    for name, digest in files.items():
+        assert hashlib.sha256((run / name).read_bytes()).hexdigest() == digest
+    mask = run / f"masks/{number:02d}-{THING}.png"
+    half = mask.read_bytes()
+    assert invoke("show", run, THING, "--masks", "--threshold", "0.2")[0] == 0
+    assert mask.read_bytes() != half
+    (run / "heatmaps" / drawn[0]).unlink()
+    (run / "report.html").write_text("mine")
+    assert invoke("show", run)[0] == 0  # what is missing is drawn again, and nothing else
+    assert (run / "heatmaps" / drawn[0]).is_file()
+    assert (run / "report.html").read_text() == "mine"
+    assert invoke("show", run, "--force")[0] == 0
+    assert (run / "report.html").read_text() != "mine"

@@ -37,10 +37,10 @@ from sdattn.runs.folder import load_run
 FAST = {"num_inference_steps": 3, "guidance_scale": 4.0}
 
 
-def test_the_function_at_the_top_is_that_of_a_plain_module():
+def test_the_function_at_the_top_is_that_of_the_module():
     assert sdattn.edit_image is sdattn.edit.edit is edit
     assert importlib.import_module("sdattn.edit") is sdattn.edit
-    assert type(sdattn.edit) is ModuleType
+    assert isinstance(sdattn.edit, ModuleType)
     with pytest.raises(TypeError, match="target"):
         sdattn.edit_image(small_pipeline(), SOURCE)
 
@@ -90,6 +90,16 @@ def test_the_source_is_left_alone_and_the_targets_are_not(name):
     after = find_denoiser(pipe).model.attn_processors
     assert all(after[key] is before[key] for key in before)
     assert not find_denoiser(pipe).model._forward_pre_hooks
+
+
+def test_words_to_blend_may_come_as_a_run_records_them():
+    pipe = small_pipeline()
+    once = edit(pipe, SOURCE, TARGET, blend="cat", **FAST)
+    again = edit(pipe, SOURCE, TARGET, blend=once.edited.blend, **FAST)
+    assert again.edited.blend == once.edited.blend == [["cat"], ["dog"]]
+    assert same(again.images, once.images) == [True, True]
+    other = edit(pipe, SOURCE, TARGET, blend=[["red"], ["dog"]], **FAST)
+    assert other.edited.blend == [["red"], ["dog"]]
 
 
 @pytest.mark.parametrize("name", ["SD", "SD3", "FLUX, distilled"])

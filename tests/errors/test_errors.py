@@ -3,8 +3,10 @@
 import ast
 import builtins
 import copy
+import importlib
 import inspect
 import pickle
+import re
 from pathlib import Path
 
 import pytest
@@ -141,3 +143,55 @@ def test_every_warning_is_one_of_sdattns():
                 named = [arg.id for arg in node.args[1:] if isinstance(arg, ast.Name)]
                 assert named and named[0].endswith("Warning"), f"{path}:{node.lineno}"
                 assert not hasattr(builtins, named[0]), f"{path}:{node.lineno}"
+
+
+FAMILY = "\N{MAN}\u200d\N{WOMAN}\u200d\N{GIRL}"
+TYPED = {
+    "a family": FAMILY,
+    "a heart": "\u2764\ufe0f",
+    "a flag": "\N{WAVING BLACK FLAG}\U000e0067\U000e0062\U000e0065\U000e007f",
+    "an emoji newer than Python": "\U0001fae9",
+    "Persian": "می\u200cخواهم",  # noqa: RUF001
+    "typed backslashes": r"\u200d \\u200d \U0001fae9",
+    "both": "\\" + FAMILY + "\\\\" + FAMILY,
+}
+HIDDEN = ("\ufeffcat", "\u200bcat", "\u202ecat", "\x1b[2Jcat", "\ud83dcat", "\u3000cat")
+
+
+@pytest.mark.parametrize("name", TYPED)
+def test_messages_have_emoji_and_words_as_they_were_typed(name):
+    text = TYPED[name]
+    expected = "'" + text.replace("\\", "\\\\") + "'"  # as repr() writes backslashes
+    with pytest.warns(errors.SdattnWarning) as told:
+        errors.warn(f"{text!r} is unknown.", errors.SdattnWarning)
+    assert str(told[0].message) == f"{expected} is unknown."
+    assert str(errors.NotFoundError(f"{text!r} is unknown.")) == f"{expected} is unknown."
+    assert str(refuse("word", text, "another")) == f"`word={expected}`: pass another."
+    back = pickle.loads(pickle.dumps(refuse("word", text, "another")))
+    assert str(back) == f"`word={expected}`: pass another."
+
+
+@pytest.mark.parametrize("text", HIDDEN, ids=ascii)
+def test_what_nobody_would_see_stays_escaped(text):
+    told = str(errors.NotFoundError(f"{text!r} is unknown."))
+    assert told == f"{text!r} is unknown." and "\\" in told
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("edit", "sdattn.edit_image(pipe, source, target)"),
+        ("batch", "sdattn.batch.run_batch(request)"),
+        ("figures", "sdattn.figures.figure(run, kind)"),
+    ],
+)
+def test_a_module_that_is_called_names_the_function(name, meant):
+    module = importlib.import_module(f"sdattn.{name}")
+    assert inspect.ismodule(module)
+    with pytest.raises(TypeError, match=re.escape(f"`sdattn.{name}` is a module. Call `{meant}`")):
+        module("demo", "a cat", seed=0)
+    path, _, _ = meant.partition("(")
+    found = sdattn
+    for part in path.split(".")[1:]:
+        found = getattr(found, part)
+    inspect.signature(found).bind(*meant.partition("(")[2].rstrip(")").split(", "))

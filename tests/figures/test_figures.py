@@ -20,7 +20,7 @@ from PIL import Image
 
 from sdattn import PRESETS, Heatmaps, generate
 from sdattn.figures import KINDS as ALL_KINDS
-from sdattn.figures import figure, save_animation, save_figure
+from sdattn.figures import animate, figure, save_animation, save_figure
 from sdattn.figures.lettering import settings
 from sdattn.maps.aggregation import aggregate
 from sdattn.maps.details import Details
@@ -576,3 +576,42 @@ def test_a_run_without_a_word_is_refused():
     bare = Heatmaps(run.heatmaps.prompt, run.heatmaps.maps[..., :1], [0])
     with pytest.raises(ValueError, match="word.*'word0 word1'"):
         figure(replace(run, heatmaps=bare), "words")
+
+
+@pytest.mark.parametrize("kind", ["words", "steps", "layers", "heads"])
+def test_a_run_of_one_image_is_its_images(run, kind):
+    of_image = figure(run[0], kind, [THING])
+    whole = figure(run, kind, [THING])
+    for one, other in zip(of_image.axes, whole.axes, strict=True):
+        assert [t.get_text() for t in one.texts] == [t.get_text() for t in other.texts]
+        for ours, theirs in zip(one.images, other.images, strict=True):
+            assert np.array_equal(ours.get_array(), theirs.get_array())
+    frames = zip(animate(run, [THING]), animate(run[0], [THING]), strict=True)
+    assert all(np.array_equal(a, b) for a, b in frames)
+
+
+def test_runs_to_compare_with_are_taken_likewise(run):
+    assert len(figure(run, "compare", [THING], others=[run[0], run]).axes) == 7
+
+
+@pytest.mark.parametrize("number", [0, 2])
+def test_one_of_several_images_is_asked_for(run, number):
+    several = replace(run, image_runs=[run[0]] * number)
+    for draw in (
+        lambda: figure(several, "words"),
+        lambda: figure(run, "compare", others=[several]),
+        lambda: animate(several),
+    ):
+        with pytest.raises(ValueError, match=rf"has {number} images.*run\[0\]"):
+            draw()
+
+
+@pytest.mark.parametrize("other", [None, "outputs/run", [], {}, 3], ids=str)
+def test_what_is_no_run_is_told(run, other):
+    for draw in (
+        lambda: figure(other, "words"),
+        lambda: figure(run, "compare", others=[other]),
+        lambda: animate(other),
+    ):
+        with pytest.raises(TypeError, match="is no run. Pass what `generate"):
+            draw()

@@ -1,7 +1,9 @@
 """A model's folder is data: no code of its own runs, no pickle is read, and what it asks for is
 told before diffusers sees it."""
 
+import inspect
 import json
+import re
 import shutil
 import sys
 
@@ -13,6 +15,8 @@ from diffusers.utils import dummy_torch_and_torchsde_objects
 from safetensors.torch import load_file, save_file
 
 from sdattn import generate, load_pipeline
+from sdattn.errors import is_bug
+from sdattn.loading.index import _LAYERS, MOST_LAYERS, _largest
 
 CODE = """
 import pathlib
@@ -172,7 +176,7 @@ def test_a_part_that_is_missing_is_told(folder, part):
 def test_a_broken_tokenizer_file_is_told(folder):
     for file in (folder / "tokenizer").glob("*.json"):
         file.write_text("{}")
-    refuse(folder, r"cannot be loaded: .* is broken \(\w+: ")
+    refuse(folder, r"cannot be loaded: .* is broken, or of another model \(\w+: ")
 
 
 @pytest.mark.slow
@@ -192,3 +196,82 @@ def test_weights_that_are_missing_are_named(folder):
     save_file(weights, file)
     with pytest.raises(ValueError, match=r"unet lack 1 of its weights, e.g. conv_out\.weight"):
         load_pipeline(folder, device="cpu")
+
+
+ODD = (3, "x", True, None, [], {}, [None, "x"], ["diffusers"], ["diffusers", None], [3, 4])
+ODD = (*ODD, ["diffusers", "UNet2DConditionModel", "x"])
+
+
+@pytest.mark.parametrize("entry", ODD, ids=str)
+@pytest.mark.parametrize("part", ["unet", "tokenizer", "image_encoder"])
+def test_an_entry_of_the_index_that_is_no_part_is_named(folder, part, entry):
+    change(folder / "model_index.json", **{part: entry})
+    refuse(folder, f"{folder}/model_index.json has .* for its {part}, where a part is")
+
+
+@pytest.mark.parametrize("entry", [3, "x", None, [True]], ids=str)
+def test_a_setting_of_the_pipeline_is_no_part(folder, entry):
+    change(folder / "model_index.json", requires_safety_checker=entry, of_nobody=entry)
+    load_pipeline(folder, device="cpu")
+
+
+def test_the_base_class_is_no_pipeline(folder):
+    change(folder / "model_index.json", _class_name="DiffusionPipeline")
+    refuse(folder, f"{folder}/model_index.json asks for a 'DiffusionPipeline'")
+
+
+OF_ANOTHER = {
+    "the VAE's class for the UNet": ("model_index.json", {"unet": ["diffusers", "AutoencoderKL"]}),
+    "a tokenizer for the UNet": ("model_index.json", {"unet": ["transformers", "CLIPTokenizer"]}),
+    "a setting that has no type": ("model_index.json", {"requires_safety_checker": {}}),
+    "no such class": ("model_index.json", {"unet": ["diffusers", "NoSuchModel"]}),
+    "heads of no size": ("unet/config.json", {"attention_head_dim": 0}),
+    "a text for a number": ("unet/config.json", {"block_out_channels": "x"}),
+    "no blocks": ("unet/config.json", {"down_block_types": []}),
+    "three tokens": ("text_encoder/config.json", {"vocab_size": 3}),
+    "no heads": ("text_encoder/config.json", {"num_attention_heads": 0}),
+    "a list for a number": ("vae/config.json", {"latent_channels": []}),
+    "a schedule of no steps": ("scheduler/scheduler_config.json", {"num_train_timesteps": -1}),
+}
+
+
+@pytest.mark.parametrize("name", OF_ANOTHER)
+def test_files_that_the_libraries_choke_on_are_told_with_the_folder(folder, name):
+    file, changes = OF_ANOTHER[name]
+    change(folder / file, **changes)
+    with pytest.raises(ValueError, match=re.escape(str(folder))) as caught:
+        load_pipeline(folder, device="cpu")
+    assert not is_bug(caught.value) and "\n" not in str(caught.value)
+
+
+LAYERS = {
+    "text_encoder": [{"num_hidden_layers": 10**8}, {"vision_config": {"num_hidden_layers": 1e9}}],
+    "unet": [
+        {"layers_per_block": 10**8},
+        {"layers_per_block": [2, 10**8]},
+        {"transformer_layers_per_block": [[1], [1, 10**8]]},
+        {"transformer_layers_per_block": MOST_LAYERS + 1},
+    ],
+    "vae": [{"layers_per_block": 10**8}, {"num_res_blocks": 10**8}, {"stage_depths": [10**8]}],
+}
+CASES = [(part, changes) for part, every in LAYERS.items() for changes in every]
+
+
+@pytest.mark.parametrize(("part", "changes"), CASES, ids=str)
+def test_no_end_of_layers_is_built(folder, part, changes):
+    change(folder / part / "config.json", **changes)
+    refuse(folder, f"{folder}/{part}/config.json has .* over 1,000 layers or blocks")
+
+
+def test_no_known_default_is_taken_for_too_many_layers():
+    """The numbers of layers of every class that diffusers has, and other settings by such names."""
+    known = 0
+    for name in dir(diffusers.models):
+        kind = getattr(diffusers.models, name)
+        if not isinstance(kind, type):
+            continue
+        for key, one in inspect.signature(kind.__init__).parameters.items():
+            if _LAYERS.search(key):
+                known += 1
+                assert _largest(json.loads(json.dumps(one.default, default=str))) <= MOST_LAYERS
+    assert known > 100

@@ -1,6 +1,7 @@
 """One word's map as values, masks and in colour over its image."""
 
 import io
+import operator
 
 import numpy as np
 import pytest
@@ -61,6 +62,63 @@ def test_copies_are_made_as_numpy_asks(blob):
     if np.lib.NumpyVersion(np.__version__) >= "2.0.0":  # in numpy 1 False is "as needed"
         with pytest.raises(ValueError, match="copy"):
             blob.__array__(np.float64, copy=False)
+
+
+WAYS = {
+    "as_tensor": torch.as_tensor,
+    "asarray": torch.asarray,
+    "tensor": torch.tensor,
+    "from_dlpack": torch.from_dlpack,
+    "numpy's": lambda heatmap: torch.from_numpy(np.from_dlpack(heatmap)),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("learns", [False, True])
+@pytest.mark.parametrize("shape", [(4, 6), (3, 4, 6)])
+def test_for_torch_a_heatmap_is_the_tensor_of_its_values(way, learns, shape):
+    heatmap = Heatmap("cat", torch.rand(shape, requires_grad=learns), (2,))
+    tensor = WAYS[way](heatmap)
+    assert tensor.dtype == torch.float32 and not tensor.requires_grad
+    assert tensor.tolist() == heatmap.values.tolist()
+    assert (tensor.data_ptr() == heatmap.values.data_ptr()) == (way != "tensor")
+    if way not in ("from_dlpack", "numpy's"):
+        assert WAYS[way](heatmap, dtype=torch.float64).tolist() == heatmap.values.tolist()
+
+
+SIGNS = {"-": operator.sub, "+": operator.add, "*": operator.mul, "/": operator.truediv}
+OTHERS = {
+    "a heatmap": lambda values: Heatmap("dog", values, (3,)),
+    "an array": lambda values: values.double().numpy(),
+    "a tensor": lambda values: values,
+    "a number": lambda _: 0.25,
+}
+
+
+@pytest.mark.parametrize("sign", SIGNS)
+@pytest.mark.parametrize("kind", OTHERS)
+def test_maps_are_reckoned_with_cell_by_cell(sign, kind):
+    one, two = torch.rand(2, 4, 6, generator=torch.Generator().manual_seed(0)) + 0.5
+    heatmap, other = Heatmap("cat", one, (2,)), OTHERS[kind](two)
+    found = SIGNS[sign](heatmap, other)
+    assert found.shape == (4, 6) and isinstance(found, torch.Tensor) == (kind == "a tensor")
+    for row in range(4):
+        for col in range(6):
+            theirs = 0.25 if kind == "a number" else float(two[row, col])
+            expected = SIGNS[sign](float(one[row, col]), theirs)
+            assert float(found[row, col]) == pytest.approx(expected, rel=1e-6, abs=1e-7)
+    if sign != "/":
+        turned = SIGNS[sign](other, heatmap)
+        np.testing.assert_array_equal(turned, -found if sign == "-" else found)
+
+
+def test_a_heatmap_is_still_one_thing(blob):
+    """It is compared and hashed as an object, and never changed in place."""
+    twin = Heatmap("cat", blob.values, (2,))
+    assert blob != twin and len({blob, twin}) == 2
+    before, map_ = blob.values.clone(), blob
+    map_ -= 0.1
+    assert isinstance(map_, np.ndarray) and torch.equal(blob.values, before)
 
 
 def test_a_map_that_learns_can_be_read():

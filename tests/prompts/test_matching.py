@@ -66,6 +66,21 @@ def test_where_an_edit_may_change_the_image():
         blended_words([read("a cat"), read("a red cat")], ["red"])
 
 
+def test_the_words_of_each_prompt_as_a_run_records_them():
+    prompts = [read("a red cat"), read("a red dog")]
+    for each in ([["cat"], ["dog"]], (("cat",), ("dog",)), ["cat", ["dog"]], [["cat"], "dog"]):
+        assert blended_words(prompts, each) == [["cat"], ["dog"]]
+    assert blended_words(prompts, [["red", "cat"], ["red"]]) == [["red", "cat"], ["red"]]
+    assert blended_words(prompts, blended_words(prompts, "cat")) == [["cat"], ["dog"]]
+    with pytest.raises(KeyError, match="'dog' is not in the prompt"):
+        blended_words(prompts, [["dog"], ["cat"]])
+    for each in ([["cat"]], [["cat"], ["dog"], ["red"]]):
+        with pytest.raises(ValueError, match="each of the 2 prompts"):
+            blended_words(prompts, each)
+    with pytest.raises(ValueError, match="lists of each prompt's"):
+        blended_words(prompts, [["cat"], []])
+
+
 @pytest.mark.parametrize(
     ("source", "target", "expected"),
     [

@@ -9,12 +9,15 @@ import pytest
 import torch
 from helpers.overlays import overlaid
 from helpers.presets import OF_UNETS
+from helpers.small_runs import small_run
 from helpers.tiers import tiered
 from helpers.tiny_pipelines import make_pipeline
 from PIL import Image
-from safetensors.torch import load
+from safetensors.torch import load, save
 
 from sdattn import generate
+from sdattn.files.records import sealed
+from sdattn.files.writing import sha256
 from sdattn.maps.heatmap import Heatmap
 from sdattn.maps.presets import PRESETS, Preset
 from sdattn.maps.render import enlarge
@@ -159,3 +162,42 @@ def test_maps_that_are_not_finite_are_refused(run_of, where):
         layers, name = replace(layers, affinity=layers.affinity * torch.nan), AFFINITY
     with pytest.raises(ValueError, match=f"{name}.*finite"):
         pack_run(replace(run.image_run(0), layers=layers))
+
+
+FILES = ("maps.safetensors", "steps.safetensors", "heads.safetensors", "spots.safetensors")
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+@pytest.mark.parametrize("name", [*FILES, f"asked/{MAPS}"])
+def test_a_folder_whose_maps_are_not_finite_is_refused(name, value):
+    files = pack_run(small_run()).files
+    unpack_run(files, "run")
+    tensors = load(files[name])
+    last = sorted(tensors)[-1]
+    tensors[last].view(-1)[-1] = value
+    files[name] = save(tensors)
+    info = read_info(files, "run")
+    sums = {**info.files, name: sha256(files[name])}
+    files["run.json"] = sealed(replace(info, files=sums).to_json())
+    with pytest.raises(ValueError, match=f"^run.*{last} hold values that are not finite.*again"):
+        unpack_run(files, "run")
+
+
+@pytest.mark.parametrize("value", [torch.nan, 70_000.0])  # float16 ends at 65,504
+@pytest.mark.parametrize("part", ["steps", "heads", "spots", "asked"])
+def test_no_folder_is_written_of_maps_that_float16_cannot_hold(part, value):
+    run = small_run()
+    details = run.details
+    if part == "asked":
+        first, *others = run.more["asked"].maps
+        broken = replace(first, values=first.values + value)
+        run = replace(run, more={"asked": Further("red cat", [broken, *others])})
+    elif part == "spots":
+        run = replace(run, details=replace(details, spots=details.spots + value))
+    else:
+        held = getattr(details, part)
+        layer = replace(held.layers["up.b"], maps=held.layers["up.b"].maps + value)
+        held = replace(held, layers={**held.layers, "up.b": layer})
+        run = replace(run, details=replace(details, **{part: held}))
+    with pytest.raises(ValueError, match="hold values that are not finite"):
+        pack_run(run, ("image", "maps"))
