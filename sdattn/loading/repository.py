@@ -222,7 +222,7 @@ class Repository:
             self.check(name)
         if all((self.folder / name).is_file() for name in names):
             return self.folder
-        from huggingface_hub import constants, hf_hub_download, snapshot_download
+        from huggingface_hub import hf_hub_download, snapshot_download
 
         missing = self.missing(names)
         home = cache_of(self.name)
@@ -240,12 +240,12 @@ class Repository:
             if during.enter_context(own_progress()) and needed > _LITTLE:
                 what = f"{len(missing)} of {len(self.files)} files of {self.name.repo}"
                 during.enter_context(Download(home, needed, what))
-            source = {"revision": self.name.revision, "cache_dir": constants.HF_HUB_CACHE}
+            revision = self.name.revision
             for name in missing:  # in this thread, where Ctrl-C ends it; other threads go on
                 if self.files[name].size > _LITTLE:
-                    hf_hub_download(self.name.repo, name, **source)
+                    hf_hub_download(self.name.repo, name, revision=revision)
             patterns = list(map(glob.escape, names))
-            there = snapshot_download(self.name.repo, allow_patterns=patterns, **source)
+            there = snapshot_download(self.name.repo, revision=revision, allow_patterns=patterns)
         _remove_remains(home, remains)
         return Path(there)
 
