@@ -204,13 +204,13 @@ def test_what_show_draws_is_the_runs_own(invoke, tmp_path):
     """Drawn in the run's folder: run.json tells of it, so that force knows it and checks hold."""
     saved("run")
     Path("run/note.txt").write_text("mine")
-    Path("run/heatmaps/02-red-cat.png").write_text("mine")
+    Path("run/heatmaps/04-red-cat.png").write_text("mine")
     code, _, err = invoke("show", "run", "cat", "red cat")
-    assert code == 2 and "has heatmaps/02-red-cat.png already" in err
-    Path("run/heatmaps/02-red-cat.png").unlink()
+    assert code == 2 and "has heatmaps/04-red-cat.png already" in err
+    Path("run/heatmaps/04-red-cat.png").unlink()
     assert invoke("show", "run", "cat", "red cat")[0] == 0
     files = load_run("run").info["files"]
-    assert {"heatmaps/02-red-cat.png", "heatmaps/03-cat.png"} < files.keys()
+    assert {"heatmaps/04-red-cat.png", "heatmaps/03-cat.png"} < files.keys()
     for name, digest in files.items():
         assert sha256(Path("run", name).read_bytes()).hexdigest() == digest
     with pytest.raises(FileExistsError, match="note.txt"):
