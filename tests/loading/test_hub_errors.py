@@ -2,6 +2,7 @@
 
 import errno
 import importlib
+import logging
 
 import pytest
 from huggingface_hub.errors import (
@@ -15,6 +16,7 @@ from huggingface_hub.errors import (
 
 from sdattn.errors import AccessError, DeniedError, MissingFileError, is_bug
 from sdattn.loading.hub_errors import _PROXIES, asking_hub
+from sdattn.loading.repository import HubName, asking
 
 # Of huggingface_hub, by its version: requests, httpx or httpx2.
 http = importlib.import_module(HfHubHTTPError.__mro__[1].__module__.partition(".")[0])
@@ -83,6 +85,23 @@ def test_a_reason_that_is_known_says_what_to_do(error, kind, parts):
 def test_a_token_is_to_blame_only_for_401(monkeypatch, status, noun):
     monkeypatch.setattr("huggingface_hub.get_token", lambda: "expired")
     assert noun in said(of_the_hub(RepositoryNotFoundError, status))
+
+
+def test_a_gated_model_is_not_the_token_s_fault(monkeypatch):
+    monkeypatch.setattr("huggingface_hub.get_token", lambda: "of somebody")
+    assert "its terms" in said(of_the_hub(GatedRepoError, 401))
+
+
+def test_the_hubs_log_is_as_it_was_afterwards():
+    log = logging.getLogger("huggingface_hub")
+    before = log.level
+    log.setLevel(logging.INFO)
+    try:
+        with asking(HubName("owner/name")):
+            assert log.level == logging.ERROR
+        assert log.level == logging.INFO
+    finally:
+        log.setLevel(before)
 
 
 def test_a_revision_that_is_not_there_is_an_option():
