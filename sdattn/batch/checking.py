@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import re
 import time
 from collections.abc import Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -39,6 +40,8 @@ from .records import (
 )
 
 _LITTER = 3600.0  # seconds after which data without a record is nobody's
+_SHARD_NAME = re.compile(r"\d{6,}(\.jsonl|-[0-9a-f]{6}\.\w+)?")  # names that runs give in shards/
+_ITEM_NAME = re.compile(r".+-[0-9a-f]{6}")  # and in a shard's folder
 
 
 # Summaries
@@ -83,9 +86,9 @@ def _records_there(place: Place) -> list[str]:
 
 
 def remove_litter(place: Place, manifest: Manifest) -> list[str]:
-    """Remove what no record names from ``shards/`` and return it: what an older record named. What
+    """Remove what no record names from ``shards/`` and return it: what another attempt wrote. What
     is younger than an hour may still get a record, and stays; so does all of a shard without a
-    sound record, whose items need not be lost."""
+    sound record, whose items need not be lost, and what has a name that no run gives."""
     place.remove_temporary()
     named = set[str]()
     done = set[str]()
@@ -97,15 +100,17 @@ def remove_litter(place: Place, manifest: Manifest) -> list[str]:
     removed = []
     for name, written in _entries(place, "shards").items():
         path = f"shards/{name}"
-        if name[:6] in unfinished:
+        if name[:6] in unfinished or not _SHARD_NAME.fullmatch(name):
             continue
         if manifest.settings.format != "folder" or name not in done:
             if path not in named and time.time() - written > _LITTER:
                 removed.append(path)
         else:
             items = _entries(place, path).items()
-            old = {f"{path}/{item}" for item, at in items if time.time() - at > _LITTER}
-            removed += sorted(old - named)
+            for item, at in items:
+                is_old = time.time() - at > _LITTER and _ITEM_NAME.fullmatch(item)
+                if is_old and f"{path}/{item}" not in named:
+                    removed.append(f"{path}/{item}")
     for path in removed:
         place.remove(path)
     return removed
@@ -124,7 +129,7 @@ def _entries(place: Place, folder: str) -> dict[str, float]:
 
 
 def verify(root: str | Path) -> tuple[int, list[str]]:
-    """Read everything again and compare it with what was written; remove litter.
+    """Read everything again and compare it with what was written; write and remove nothing.
 
     Returns:
         The number of items, and the problems, a line each: a shard without a record; a file that is
@@ -139,7 +144,6 @@ def verify(root: str | Path) -> tuple[int, list[str]]:
     place = Place(root)
     manifest = read_manifest(place)
     format = format_of(place, manifest)
-    remove_litter(place, manifest)
     problems = list[str]()
     items = 0
     if made := manifest.input.bad_lines_sha256:

@@ -16,7 +16,7 @@ from PIL import Image
 from sdattn.batch import verify
 from sdattn.batch.checking import remove_litter
 from sdattn.batch.gallery.sheets import make_sheet, tile_of_images
-from sdattn.batch.records import ShardFile, read_record, record_name
+from sdattn.batch.records import ShardFile, read_manifest, read_record, record_name
 from sdattn.files.place import Place
 from sdattn.files.writing import sha256
 
@@ -154,6 +154,32 @@ def test_what_no_record_names_goes_once_it_is_old(root, format):
     grow_old(place, *units, *named)
     assert set(remove_litter(place, made)) == units
     assert names_in(place) == named | litter - old
+
+
+@each_format
+def test_verify_reads_and_never_writes(run, format):
+    """Also a run on a disk that cannot be written, with what an earlier command left."""
+    mine = ["shards/notes.txt", "shards/000000-mine.txt"]
+    litter = ["shards/000000-000001.webp", "shards/000009-000001.tar"]
+    for name in (*mine, *litter):
+        run.publish(name, b"x")
+    grow_old(run, *mine, *litter)
+    before = tree(run.root)
+    assert verify(run.root) == (3, []) and tree(run.root) == before
+    assert set(remove_litter(run, read_manifest(run))) == set(litter)
+    assert all((run.root / name).exists() for name in mine)
+
+
+def test_a_foreign_file_in_an_items_folder_goes_when_its_shard_is_drawn_again(model, tmp_path):
+    """As `--verify` advises: remove the record, and run the command."""
+    draw(model, tmp_path / "run", ["a cat"])
+    before = tree(tmp_path / "run")
+    [item] = (tmp_path / "run/shards/000000").iterdir()
+    (item / ".DS_Store").write_bytes(b"Finder")
+    assert ".DS_Store is not the run's" in verify(tmp_path / "run")[1][0]
+    (tmp_path / "run" / record_name(0)).unlink()
+    draw(model, tmp_path / "run", ["a cat"])
+    assert tree(tmp_path / "run") == before
 
 
 @each_format
