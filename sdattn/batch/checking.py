@@ -32,9 +32,9 @@ from .records import (
     Manifest,
     line_of,
     read_manifest,
-    read_record,
     read_records,
     record_name,
+    record_of,
     row_of,
     rows_in_order,
 )
@@ -65,7 +65,7 @@ def write_summaries(place: Place, manifest: Manifest) -> None:
 
 def _summaries(place: Place, manifest: Manifest) -> Iterator[tuple[str, Iterator[bytes]]]:
     def rows() -> Iterator[ItemRow]:
-        return rows_in_order(read_records(place, manifest.input.shards))
+        return rows_in_order(read_records(place, manifest))
 
     yield "metadata.jsonl", _lines(rows(), failed=False)
     yield "errors.jsonl", _lines(rows(), failed=True)
@@ -92,11 +92,11 @@ def remove_litter(place: Place, manifest: Manifest) -> list[str]:
     place.remove_temporary()
     named = set[str]()
     done = set[str]()
-    for record in read_records(place, manifest.input.shards):
+    for record in read_records(place, manifest):
         done.add(f"{record.number:06d}")
         named |= {record_name(record.number), *(row["place"] for row in record.whole)}
         named |= {file.name for file in (record.data, record.sheet) if file is not None}
-    unfinished = {f"{number:06d}" for number in range(manifest.input.shards)} - done
+    unfinished = {f"{number:06d}" for number in range(len(manifest.input.shards))} - done
     removed = []
     for name, written in _entries(place, "shards").items():
         path = f"shards/{name}"
@@ -149,14 +149,14 @@ def verify(root: str | Path) -> tuple[int, list[str]]:
     if made := manifest.input.bad_lines_sha256:
         problems += _compare(place, "bad_lines.jsonl", made)
     with ThreadPoolExecutor() as pool:
-        numbers = range(manifest.input.shards)
-        look = partial(_check_shard, place, format, manifest.settings.save)
+        numbers = range(len(manifest.input.shards))
+        look = partial(_check_shard, place, format, manifest)
         for count, told in pool.map(look, numbers):
             items += count
             problems += told
     records_are_whole = not problems
     if records_are_whole:
-        rows = sum(len(record.rows) for record in read_records(place, manifest.input.shards))
+        rows = sum(len(record.rows) for record in read_records(place, manifest))
         if rows != manifest.input.items:
             problems.append(
                 f"the records have {rows} items and batch.json {manifest.input.items}: one is of "
@@ -179,14 +179,14 @@ def _compare(place: Place, name: str, checksum: str) -> Iterator[str]:
 
 
 def _check_shard(
-    place: Place, format: Format, save: Collection[str], number: int
+    place: Place, format: Format, manifest: Manifest, number: int
 ) -> tuple[int, list[str]]:
     """Return the number of a shard's whole items, and its problems."""
     name = record_name(number)
     try:
-        record = read_record(place, number)
+        record = record_of(place, manifest, number)
     except (OSError, ValueError) as error:
-        return 0, [_line(error)]
+        return 0, [f"{_line(error)}; the run's command draws it anew"]
     if record is None:
         return 0, [f"{name} is missing: the shard is not drawn, or its record was removed"]
     problems = []
@@ -199,7 +199,7 @@ def _check_shard(
         except (OSError, ValueError):
             problems.append(f"{file.name} is missing")
     for row in record.whole:
-        told = _check_item(format, row, save)
+        told = _check_item(format, row, manifest.settings.save)
         problems += [f"{row['id']}: {problem} (in {row['place']})" for problem in told]
     return len(record.whole), problems
 

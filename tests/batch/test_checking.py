@@ -37,7 +37,9 @@ def finished(root, format):
     checksum = sha256(image)
     sheet = ShardFile(f"shards/000000-{checksum[:6]}.webp", len(image), checksum)
     place.publish(sheet.name, image)
-    place.publish(record_name(0), type(record)(0, "f", record.data, sheet, record.rows).packed())
+    place.publish(
+        record_name(0), type(record)(0, "of the shard", record.data, sheet, record.rows).packed()
+    )
     return place
 
 
@@ -217,6 +219,8 @@ def test_a_record_of_another_input_is_named_by_its_number_of_items(tmp_path):
     run = finished(tmp_path / "run", "folder")
     record = read_record(run, 0)
     rows = [*record.rows, {**FAILED, "id": "e"}]
-    run.publish(record_name(0), type(record)(0, "f", record.data, record.sheet, rows).packed())
+    run.publish(
+        record_name(0), type(record)(0, "of the shard", record.data, record.sheet, rows).packed()
+    )
     problems = verify(run.root)[1]
     assert any("5 items and batch.json 4: one is of another" in one for one in problems)

@@ -106,6 +106,79 @@ def test_another_runs_folder_is_refused_and_force_changes_it(model, tmp_path, ch
     assert drawn_files(tmp_path / "run") == drawn_files(tmp_path / "other")
 
 
+def test_of_two_inputs_at_once_in_a_new_folder_one_is_refused(model, tmp_path):
+    """Before, the last to write batch.json had it, and the run was a mix of two."""
+    source = tmp_path / "in.jsonl"
+    source.write_text("".join(json.dumps(row) + "\n" for row in EIGHT))
+    usual = {"options": SMALL, "device": "cpu", "save": ("image",), "shard_items": 1}
+    requests = [Request(source, tmp_path / "run", str(model), seed=n, **usual) for n in (0, 100)]
+
+    def end(request):
+        try:
+            return run_batch(request).whole
+        except ValueError as error:
+            return str(error)
+
+    with ThreadPoolExecutor(2) as pool:
+        ends = sorted(pool.map(end, requests), key=lambda found: isinstance(found, str))
+    assert ends[0] == 8 and "belongs to another run: the input" in ends[1]
+    seeds = [row["seed"] for row in rows_of(tmp_path / "run/metadata.jsonl")]
+    assert seeds in ([*range(8)], [*range(100, 108)])
+    assert verify(tmp_path / "run") == (8, [])
+
+
+def test_a_run_that_another_command_changes_says_so_and_is_not_mixed(model, tmp_path, monkeypatch):
+    """With ``force``, while the first one draws."""
+    other = draw(model, tmp_path / "other", EIGHT[:4], seed=100)
+    manifest = (tmp_path / "other/batch.json").read_bytes()
+    add = module.Progress.add
+
+    def change(self, whole, failed):
+        (tmp_path / "run/batch.json").write_bytes(manifest)
+        add(self, whole, failed)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(module.Progress, "add", change)
+        with pytest.raises(ValueError, match="Another command has changed it meanwhile"):
+            draw(model, tmp_path / "run", EIGHT[:4])
+    assert status(tmp_path / "run").whole == len(open_batch(tmp_path / "run")) == 0
+    assert "000000.jsonl is of another run" in verify(tmp_path / "run")[1][0]
+    assert draw(model, tmp_path / "run", EIGHT[:4], seed=100).whole == other.whole
+    assert verify(tmp_path / "run") == (4, [])
+
+
+def test_a_kill_before_bad_lines_are_written_is_no_end(model, tmp_path, monkeypatch):
+    publish = Place.publish
+
+    def full(self, name, parts):
+        if name == "bad_lines.jsonl":
+            raise OSError(28, "No space left on device")
+        publish(self, name, parts)
+
+    rows = [*EIGHT[:2], {"prompt": 5}]
+    with monkeypatch.context() as patch:
+        patch.setattr(Place, "publish", full)
+        with pytest.raises(OSError, match="same command does the rest"):
+            draw(model, tmp_path / "run", rows)
+    assert draw(model, tmp_path / "run", rows).whole == 2
+    assert verify(tmp_path / "run") == (2, [])
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_an_item_in_anothers_place_is_not_read_as_the_other(model, tmp_path, format):
+    draw(model, tmp_path / "run", EIGHT[:2], format=format)
+    if format == "folder":
+        first, second = sorted((tmp_path / "run/shards/000000").iterdir())
+        first.rename(tmp_path / "kept"), second.rename(first), (tmp_path / "kept").rename(second)
+    else:
+        [tar] = (tmp_path / "run/shards").glob("*.tar")
+        swapped = tar.read_bytes().replace(b"i0.", b"xx.").replace(b"i1.", b"i0.")
+        tar.write_bytes(swapped.replace(b"xx.", b"i1."))
+    for name in ("i0", "i1"):
+        with pytest.raises(ValueError, match=f"does not hold '{name}'|cannot be read"):
+            open_batch(tmp_path / "run")[name]
+
+
 def test_lines_that_are_added_leave_full_shards_as_they_are(model, tmp_path, watched):
     same = [{"prompt": "a cat", "id": f"i{n}"} for n in range(6)]
     draw(model, tmp_path / "run", same[:4], shard_items=2)

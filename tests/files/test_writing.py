@@ -135,10 +135,11 @@ def test_another_container_with_the_same_host_name_is_another_machine(tmp_path, 
 
 @pytest.mark.parametrize("name", ["EINVAL", "ENOTSUP", "EACCES"])
 def test_a_folder_that_cannot_be_flushed_is_written_all_the_same(tmp_path, monkeypatch, name):
-    """As on CIFS and VirtualBox's disks; a file that cannot be flushed, or a broken disk, raises."""
+    """As on CIFS and VirtualBox's disks; a file that cannot be, or a broken disk, raises."""
     fsync = os.fsync
+    number = getattr(errno, name)
 
-    def refuse(descriptor, number=getattr(errno, name)):
+    def refuse(descriptor):
         if not stat.S_ISDIR(os.fstat(descriptor).st_mode):
             return fsync(descriptor)
         raise OSError(number, os.strerror(number))
