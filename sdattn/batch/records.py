@@ -43,6 +43,7 @@ class BatchSettings(Record):
         weights: a checksum of the model's weights and configurations, including LoRAs.
         format: one of :data:`sdattn.batch.formats.FORMATS`.
         batch_size: items drawn together.
+        shard_items: items of a full shard; None: by its number.
         edits, photos: some items are edits; all of them are photos to explain.
         video_format: ``"mp4"`` or ``"webp"``; None for images.
         fingerprint: differs for settings that give different files.
@@ -57,7 +58,7 @@ class BatchSettings(Record):
     options: dict[str, Any]
     format: str
     batch_size: int
-    shard_items: int
+    shard_items: int | None = None
     edits: bool = False
     photos: bool = False
     loading: LoadingOptions | None = None

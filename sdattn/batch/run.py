@@ -94,7 +94,7 @@ class Forecast(NamedTuple):
     """The size of a run, before it is drawn.
 
     Attributes:
-        items, bad_lines, shards: numbers for the whole input.
+        items, bad_lines, shards: numbers for the whole input, or up to the request's ``limit``.
         files: approximate number of files.
         seconds: time that one worker of this machine would take; None for Ray.
         nbytes: approximate bytes of all files; None for Ray.
@@ -115,19 +115,21 @@ def forecast(request: Request) -> Forecast:
     """
     request.check()
     with _planned(request) as plan:
-        files = (2 if request.format == "folder" else 3) * len(plan) + 4
+        shards = plan.first_shards(request.limit)
+        items = sum(map(plan.shard_size, range(shards)))
+        files = (2 if request.format == "folder" else 3) * shards + 4
         if request.engine == "ray":
-            return Forecast(plan.items, plan.bad_lines, len(plan), files, None, None)
+            return Forecast(items, plan.bad_lines, shards, files, None, None)
         engine = ThisProcess(request)
         try:
             seconds, packed = _draw_first(engine.request, plan)
         finally:
             engine.close()
-        share = plan.items / len(packed)
+        share = items / len(packed)
         if request.format == "folder":
             files += round(share * sum(map(len, packed)))
         nbytes = round(share * sum(sum(map(len, item.values())) for item in packed))
-        return Forecast(plan.items, plan.bad_lines, len(plan), files, share * seconds, nbytes)
+        return Forecast(items, plan.bad_lines, shards, files, share * seconds, nbytes)
 
 
 def _draw_first(request: Request, plan: Plan) -> tuple[float, list[Files]]:
@@ -220,7 +222,7 @@ def manifest_of(request: Request, loaded: Loaded, plan: Plan) -> Manifest:
         options=plain(request.options),
         format=request.format,
         batch_size=request.batch_of(videos=videos),
-        shard_items=plan.shard_items,
+        shard_items=request.shard_items,
         edits=plan.has_edits,
         photos=request.photos is not None,
         mask_words=None if request.mask_words is None else list(request.mask_words),
@@ -293,6 +295,8 @@ def _differences(before: Manifest, now: Manifest) -> list[str]:
 
 
 def _short(value: object) -> str:
+    if value is None:
+        return "the default"
     return shorter(", ".join(map(str, value)) if isinstance(value, list) else str(value), 60)
 
 
@@ -303,7 +307,7 @@ def _draw_missing(
     request: Request, place: Place, manifest: Manifest, plan: Plan, engine: Engine
 ) -> Outcome:
     which, of = _part(request)
-    numbers = range(which - 1, len(plan), of)
+    numbers = range(which - 1, plan.first_shards(request.limit), of)
     found = _done(place, manifest, numbers)
     again = {n for n, record in found.items() if record.failed} if request.retry_failed else set()
     missing = [number for number in numbers if number not in found or number in again]

@@ -86,7 +86,7 @@ def test_parts_in_folders_of_their_own_are_merged_by_copying(model, tmp_path):
         ({"options": {**SMALL, "num_inference_steps": 2}}, "the input is another one"),
         ({"save": ("image",)}, "save image, maps is now image"),
         ({"format": "webdataset", "batch_size": 1}, "format folder is now webdataset"),
-        ({"shard_items": 3}, "shard_items 2 is now 3"),
+        ({"shard_items": 3}, "shard_items the default is now 3"),
         ({"seed": 5}, "items as before, but other texts, seeds or options"),
     ],
 )
@@ -104,6 +104,21 @@ def test_another_runs_folder_is_refused_and_force_changes_it(model, tmp_path, ch
     assert verify(tmp_path / "run") == (4, [])
     draw(model, tmp_path / "run", EIGHT[:4], **changes)  # removes what no record names
     assert drawn_files(tmp_path / "run") == drawn_files(tmp_path / "other")
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_a_run_goes_on_after_a_limit(model, tmp_path, watched, format):
+    """The same bytes as without one; it draws only the shards that it needs."""
+    draw(model, tmp_path / "run", EIGHT, format=format)
+    calls = len(watched.rows)
+    some = draw(model, tmp_path / "some", EIGHT, format=format, limit=3)
+    assert (some.items, some.whole, some.exit_code) == (4, 4, 0)
+    assert len(open_batch(tmp_path / "some")) == 4
+    found = status(tmp_path / "some")
+    assert (found.items, found.whole, found.shards, found.done) == (8, 4, 4, 2)
+    rest = draw(model, tmp_path / "some", EIGHT, format=format)
+    assert (rest.before, rest.whole, len(watched.rows)) == (4, 8, 2 * calls)
+    assert drawn_files(tmp_path / "some") == drawn_files(tmp_path / "run")
 
 
 def test_of_two_inputs_at_once_in_a_new_folder_one_is_refused(model, tmp_path):
@@ -244,7 +259,7 @@ def test_a_forecast_writes_nothing(model, tmp_path):
         request = Request(source, tmp_path / format, model=str(model), format=format, **usual)
         found = forecast(request)
         assert not (tmp_path / format).exists()
-        assert (found.items, found.shards, found.bad_lines) == (60, 15, 0)
+        assert (found.items, found.shards, found.bad_lines) == (60, 23, 0)
         assert found.seconds > 0
         run_batch(request)
         made = tree(tmp_path / format)
