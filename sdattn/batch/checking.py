@@ -94,8 +94,7 @@ def remove_litter(place: Place, manifest: Manifest) -> list[str]:
     done = set[str]()
     for record in read_records(place, manifest):
         done.add(f"{record.number:06d}")
-        named |= {record_name(record.number), *(row["place"] for row in record.whole)}
-        named |= {file.name for file in (record.data, record.sheet) if file is not None}
+        named |= {record_name(record.number)} | record.places
     unfinished = {f"{number:06d}" for number in range(len(manifest.input.shards))} - done
     removed = []
     for name, written in _entries(place, "shards").items():

@@ -166,6 +166,12 @@ class ShardRecord:
             found += sum(file["bytes"] for file in row["files"])
         return found
 
+    @property
+    def places(self) -> set[str]:
+        """Files and folders that it names."""
+        files = {file.name for file in (self.data, self.sheet) if file is not None}
+        return files | {row["place"] for row in self.whole}
+
     def packed(self) -> bytes:
         head = _Head(self.number, self.fingerprint, self.data, self.sheet)
         lines = b"".join(line_of(line) for line in (head.to_json(), *self.rows))
@@ -270,6 +276,32 @@ def sound_record(place: Place, manifest: Manifest, number: int) -> ShardRecord |
     """Return a shard's record, or None if there is none that is whole and this run's."""
     try:
         return record_of(place, manifest, number)
+    except ValueError:
+        return None
+
+
+def publish_record(place: Place, record: ShardRecord) -> None:
+    """Publish a shard's record; then what the one before named goes, also another run's: those who
+    read files by a pattern would find items twice."""
+    before = _readable_record(place, record.number)
+    place.publish(record_name(record.number), record.packed())
+    if before is not None and before.places != record.places:
+        now = _readable_record(place, record.number) or record  # perhaps another command's
+        for name in sorted(before.places - record.places - now.places):
+            place.remove(name)
+
+
+def remove_record(place: Place, number: int) -> None:
+    """Remove a shard's record, and then what it names."""
+    before = _readable_record(place, number)
+    place.remove(record_name(number))
+    for name in sorted(before.places) if before is not None else ():
+        place.remove(name)
+
+
+def _readable_record(place: Place, number: int) -> ShardRecord | None:
+    try:
+        return read_record(place, number)
     except ValueError:
         return None
 

@@ -42,7 +42,7 @@ from .records import (
     Manifest,
     ShardRecord,
     read_manifest,
-    record_name,
+    remove_record,
     sound_record,
 )
 from .request import STOPS, Outcome, Request, part_of_environment
@@ -257,7 +257,7 @@ def claim(place: Place, manifest: Manifest, plan: Plan, *, force: bool) -> None:
         old = read_manifest(place)
         if replace(old, versions=manifest.versions) != manifest:
             for number in range(len(plan), len(old.input.shards)):
-                place.remove(record_name(number))
+                remove_record(place, number)
             place.publish("batch.json", manifest.sealed())
     check_claimed(place, manifest)
     if plan.bad_lines:

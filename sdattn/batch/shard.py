@@ -47,7 +47,7 @@ from .records import (
     Manifest,
     ShardFile,
     ShardRecord,
-    record_name,
+    publish_record,
     row_of,
     sound_record,
 )
@@ -172,7 +172,7 @@ def draw_shard(
         else:
             rows.append(held)
     record = ShardRecord(shard.number, fingerprint, data, sheet, rows)
-    place.publish(record_name(shard.number), record.packed())
+    publish_record(place, record)
     return record
 
 
@@ -213,7 +213,7 @@ def record_failure(request: Request, manifest: Manifest, shard: Shard, reason: s
     fingerprint = manifest.input.shards[shard.number]
     rows = [failed_row(job.item, reason) for job in shard.jobs]
     record = ShardRecord(shard.number, fingerprint, None, None, rows)
-    Place(request.out).publish(record_name(shard.number), record.packed())
+    publish_record(Place(request.out), record)
     return record
 
 

@@ -227,6 +227,35 @@ def test_failed_items_stay_failed_until_they_are_retried_and_the_others_are_kept
     assert verify(tmp_path / "run") == (8, [])
 
 
+@pytest.mark.parametrize("format", FORMATS)
+def test_what_a_new_record_replaces_goes_at_once(model, tmp_path, watched, tiny_pipe, format):
+    """Else a pattern like shards/*.tar finds items twice, or such as are no longer in the list."""
+
+    def check(*ids):
+        """Compare what is there with what the records name."""
+        place = Place(tmp_path / "run")
+        there = {f"shards/{name}" for name in place.files("shards", deep=True)}
+        named = {name for name in there if name.endswith(".jsonl")}
+        for number in range(len(named)):
+            places = read_record(place, number).places
+            named |= {name for name in there if name.startswith(tuple(places))}
+        assert there == named
+        assert [*open_batch(tmp_path / "run")] == [*ids]
+
+    watched.forbidden = tiny_pipe.tokenizer("and").input_ids[1]
+    draw(model, tmp_path / "run", EIGHT[1:4], format=format)
+    watched.forbidden = None
+    draw(model, tmp_path / "run", EIGHT[1:4], format=format, retry_failed=True)
+    check("i1", "i2", "i3")
+    draw(model, tmp_path / "run", EIGHT[1:5], format=format, force=True)
+    check("i1", "i2", "i3", "i4")
+    draw(model, tmp_path / "run", EIGHT[1:5], format=format, force=True, seed=9)
+    check("i1", "i2", "i3", "i4")
+    draw(model, tmp_path / "run", EIGHT[4:5], format=format, force=True)
+    check("i4")
+    assert verify(tmp_path / "run") == (1, [])
+
+
 def test_so_many_failures_end_the_run(model, tmp_path, watched, tiny_pipe):
     watched.forbidden = tiny_pipe.tokenizer("cat").input_ids[1]
     rows = [{"prompt": "a cat"} for _ in range(40)]
