@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import re
 import time
 from collections.abc import Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -31,14 +32,16 @@ from .records import (
     Manifest,
     line_of,
     read_manifest,
-    read_record,
     read_records,
     record_name,
+    record_of,
     row_of,
     rows_in_order,
 )
 
 _LITTER = 3600.0  # seconds after which data without a record is nobody's
+_SHARD_NAME = re.compile(r"\d{6,}(\.jsonl|-[0-9a-f]{6}\.\w+)?")  # names that runs give in shards/
+_ITEM_NAME = re.compile(r".+-[0-9a-f]{6}")  # and in a shard's folder
 
 
 # Summaries
@@ -62,7 +65,7 @@ def write_summaries(place: Place, manifest: Manifest) -> None:
 
 def _summaries(place: Place, manifest: Manifest) -> Iterator[tuple[str, Iterator[bytes]]]:
     def rows() -> Iterator[ItemRow]:
-        return rows_in_order(read_records(place, manifest.input.shards))
+        return rows_in_order(read_records(place, manifest))
 
     yield "metadata.jsonl", _lines(rows(), failed=False)
     yield "errors.jsonl", _lines(rows(), failed=True)
@@ -83,29 +86,30 @@ def _records_there(place: Place) -> list[str]:
 
 
 def remove_litter(place: Place, manifest: Manifest) -> list[str]:
-    """Remove what no record names from ``shards/`` and return it: what an older record named. What
+    """Remove what no record names from ``shards/`` and return it: what another attempt wrote. What
     is younger than an hour may still get a record, and stays; so does all of a shard without a
-    sound record, whose items need not be lost."""
+    sound record, whose items need not be lost, and what has a name that no run gives."""
     place.remove_temporary()
     named = set[str]()
     done = set[str]()
-    for record in read_records(place, manifest.input.shards):
+    for record in read_records(place, manifest):
         done.add(f"{record.number:06d}")
-        named |= {record_name(record.number), *(row["place"] for row in record.whole)}
-        named |= {file.name for file in (record.data, record.sheet) if file is not None}
-    unfinished = {f"{number:06d}" for number in range(manifest.input.shards)} - done
+        named |= {record_name(record.number)} | record.places
+    unfinished = {f"{number:06d}" for number in range(len(manifest.input.shards))} - done
     removed = []
     for name, written in _entries(place, "shards").items():
         path = f"shards/{name}"
-        if name[:6] in unfinished:
+        if name[:6] in unfinished or not _SHARD_NAME.fullmatch(name):
             continue
         if manifest.settings.format != "folder" or name not in done:
             if path not in named and time.time() - written > _LITTER:
                 removed.append(path)
         else:
             items = _entries(place, path).items()
-            old = {f"{path}/{item}" for item, at in items if time.time() - at > _LITTER}
-            removed += sorted(old - named)
+            for item, at in items:
+                is_old = time.time() - at > _LITTER and _ITEM_NAME.fullmatch(item)
+                if is_old and f"{path}/{item}" not in named:
+                    removed.append(f"{path}/{item}")
     for path in removed:
         place.remove(path)
     return removed
@@ -124,7 +128,7 @@ def _entries(place: Place, folder: str) -> dict[str, float]:
 
 
 def verify(root: str | Path) -> tuple[int, list[str]]:
-    """Read everything again and compare it with what was written; remove litter.
+    """Read everything again and compare it with what was written; write and remove nothing.
 
     Returns:
         The number of items, and the problems, a line each: a shard without a record; a file that is
@@ -139,20 +143,19 @@ def verify(root: str | Path) -> tuple[int, list[str]]:
     place = Place(root)
     manifest = read_manifest(place)
     format = format_of(place, manifest)
-    remove_litter(place, manifest)
     problems = list[str]()
     items = 0
     if made := manifest.input.bad_lines_sha256:
         problems += _compare(place, "bad_lines.jsonl", made)
     with ThreadPoolExecutor() as pool:
-        numbers = range(manifest.input.shards)
-        look = partial(_check_shard, place, format, manifest.settings.save)
+        numbers = range(len(manifest.input.shards))
+        look = partial(_check_shard, place, format, manifest)
         for count, told in pool.map(look, numbers):
             items += count
             problems += told
     records_are_whole = not problems
     if records_are_whole:
-        rows = sum(len(record.rows) for record in read_records(place, manifest.input.shards))
+        rows = sum(len(record.rows) for record in read_records(place, manifest))
         if rows != manifest.input.items:
             problems.append(
                 f"the records have {rows} items and batch.json {manifest.input.items}: one is of "
@@ -175,14 +178,14 @@ def _compare(place: Place, name: str, checksum: str) -> Iterator[str]:
 
 
 def _check_shard(
-    place: Place, format: Format, save: Collection[str], number: int
+    place: Place, format: Format, manifest: Manifest, number: int
 ) -> tuple[int, list[str]]:
     """Return the number of a shard's whole items, and its problems."""
     name = record_name(number)
     try:
-        record = read_record(place, number)
+        record = record_of(place, manifest, number)
     except (OSError, ValueError) as error:
-        return 0, [_line(error)]
+        return 0, [f"{_line(error)}; the run's command draws it anew"]
     if record is None:
         return 0, [f"{name} is missing: the shard is not drawn, or its record was removed"]
     problems = []
@@ -195,7 +198,7 @@ def _check_shard(
         except (OSError, ValueError):
             problems.append(f"{file.name} is missing")
     for row in record.whole:
-        told = _check_item(format, row, save)
+        told = _check_item(format, row, manifest.settings.save)
         problems += [f"{row['id']}: {problem} (in {row['place']})" for problem in told]
     return len(record.whole), problems
 

@@ -236,4 +236,7 @@ def whole_items(
             format.place.remove(location)  # a whole one needs its name
         if is_whole and info.id == item and info.fingerprint == expected.get(item):
             found[item] = {name: files[name] for name in (*info.files, RUN)}
+            if format.ending is None:
+                for foreign in files.keys() - found[item].keys():  # a file browser's, for example
+                    format.place.remove(f"{location}/{foreign}")
     return found

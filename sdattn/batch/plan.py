@@ -14,7 +14,6 @@ from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass, replace
 from hashlib import sha256
 from itertools import islice
-from math import ceil
 from pathlib import Path
 from posixpath import splitext
 from tempfile import TemporaryDirectory
@@ -51,14 +50,15 @@ class Shard:
     digest: str
 
 
-def default_shard_items(items: int, batch_size: int, *, videos: bool) -> int:
-    """Return a number of items such that a shard takes a minute or two, and there are some for
-    several workers.
+def default_shard_items(number: int, batch_size: int, *, videos: bool) -> int:
+    """Return the number of items of a full shard, by its number: the first 16 have a batch, so that
+    a short list is work for several workers; every 16 shards the size doubles, up to a minute or
+    two of work. It does not depend on the list's length, so that lines can be added.
 
-    >>> default_shard_items(40, 8, videos=False), default_shard_items(10**6, 8, videos=False)
-    (8, 100)
+    >>> [default_shard_items(n, 8, videos=False) for n in (0, 15, 16, 32, 48, 64, 10**4)]
+    [8, 8, 16, 32, 64, 100, 100]
     """
-    return min(4 if videos else 100, max(batch_size, ceil(items / 16)))
+    return min(4 if videos else 100, batch_size << min(number // 16, 7))
 
 
 class Plan(ExitStack):
@@ -72,7 +72,6 @@ class Plan(ExitStack):
         has_edits: some items are edits.
         digest: checksum of all items, with their options and images.
         columns: names of kept columns, or None.
-        shard_items: items in a full shard.
     """
 
     def __init__(self) -> None:
@@ -93,7 +92,6 @@ class Plan(ExitStack):
         self.bad_lines = 0
         self.bad: list[BadLine] = []
         self.columns: list[str] | None = None
-        self.shard_items = 1
 
     def __len__(self) -> int:
         return len(self._starts) - 1
@@ -113,6 +111,10 @@ class Plan(ExitStack):
 
     def shard_size(self, number: int) -> int:
         return int(self._starts[number + 1] - self._starts[number])
+
+    def first_shards(self, limit: int | None) -> int:
+        """Return the number of shards that the first items are in; None: all items."""
+        return max(self._numbers[:limit]) + 1 if self._numbers else 0
 
     def shard_digest(self, number: int) -> str:
         """Return a shard's digest without its jobs."""
@@ -187,19 +189,20 @@ class Plan(ExitStack):
             self.bad.append(line)
         self._bad.write(_json(asdict(line)) + b"\n")
 
-    def divide(self, shard_items: int, columns: list[str] | None) -> None:
-        """Put each item into the open shard of its shape; a full one is followed by another."""
-        self.shard_items = shard_items
+    def divide(self, shard_items: Callable[[int], int], columns: list[str] | None) -> None:
+        """Put each item into the open shard of its shape; a full one, which has so many items by
+        its number, is followed by another."""
         self.columns = columns
         numbers = array("L")
         n_shards = 0
         open_shards: dict[int, list[int]] = {}  # shape -> number of the shard, free places
         for shape in self._shapes:
             if not open_shards.get(shape, [0, 0])[1]:
-                open_shards[shape] = [n_shards, shard_items]
+                open_shards[shape] = [n_shards, shard_items(n_shards)]
                 n_shards += 1
             numbers.append(open_shards[shape][0])
             open_shards[shape][1] -= 1
+        self._numbers = numbers
         self._order = np.argsort(numbers, kind="stable")
         self._starts = np.searchsorted(np.sort(numbers), np.arange(n_shards + 1))
         self._items.flush()
@@ -261,21 +264,20 @@ def make_plan(request: Request, pipe: Pipeline, tell: Tell = lambda *_: None) ->
             n_lines += len(part)
             _add(plan, part, checks, columns, request)
             tell(n_lines, plan.items, plan.bad_lines)
-            if plan.items == request.limit:
-                break
-        else:
-            columns.check_seen()
+        columns.check_seen()
         videos = makes_videos(pipe)
-        batch_size = request.batch_of(videos=videos)
-        n_items = request.shard_items or default_shard_items(plan.items, batch_size, videos=videos)
-        plan.divide(n_items, list(columns.kept) or None)
+        size = request.batch_of(videos=videos)
+        plan.divide(
+            lambda number: request.shard_items or default_shard_items(number, size, videos=videos),
+            list(columns.kept) or None,
+        )
         _say_unused(columns, pipe)
         undo.pop_all()  # the plan stays open
     return plan
 
 
 def _add(plan: Plan, part: list[Row], checks: Checks, columns: Columns, request: Request) -> None:
-    """Add a part of the list to the plan, in its order, up to the request's limit."""
+    """Add a part of the list to the plan, in its order."""
     items: list[Item] = []
     bad: list[BadLine] = []
     photo_names: dict[int, str] = {}  # by line, of those without an id
@@ -292,18 +294,13 @@ def _add(plan: Plan, part: list[Row], checks: Checks, columns: Columns, request:
             texts = (value for value in row.fields.values() if isinstance(value, str))
             bad.append(BadLine.of(row.line, error, row.text or " ".join(texts)))
     jobs, refused = checks.check(items)
-    last = part[-1].line
     for job in jobs:
         try:
             plan.add(job, photo_names.get(job.item.line))
         except ValueError as error:
             bad.append(BadLine.of(job.item.line, error, job.item.prompt))
-        if plan.items == request.limit:
-            last = job.item.line
-            break
     for line in sorted([*bad, *refused], key=lambda line: line.line):
-        if line.line <= last:
-            plan.refuse(line)
+        plan.refuse(line)
 
 
 def _parts(rows: Iterator[Row]) -> Iterator[list[Row]]:

@@ -11,15 +11,16 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..errors import NotFoundError
+from ..errors import InvalidValueError, NotFoundError
 from ..files.paths import inside
 from ..files.place import Place
+from ..files.writing import sha256
 from ..maps.statistics import to_dataframe
 from ..prompts.words import folded
 from ..runs.folder import SavedRun, saved_run
 from ..runs.parts import READ
 from .columns import WORD_LABELS
-from .formats import format_of
+from .formats import RUN, format_of
 from .records import ItemRow, read_manifest, read_records, record_name, rows_in_order
 
 if TYPE_CHECKING:
@@ -44,11 +45,11 @@ class SavedBatch(Mapping[str, SavedRun]):
         self._place = Place(root)
         self._manifest = read_manifest(self._place)
         self._format = format_of(self._place, self._manifest)
-        self._locations = {row["id"]: row["place"] for row in self._rows()}
+        self._locations = {row["id"]: (row["place"], row["run_sha256"]) for row in self._rows()}
 
     def _rows(self) -> Iterator[ItemRow]:
         """Yield the rows of the whole items."""
-        records = read_records(self._place, self._manifest.input.shards)
+        records = read_records(self._place, self._manifest)
         return (row for row in rows_in_order(records) if "failed" not in row)
 
     def __repr__(self) -> str:
@@ -66,9 +67,14 @@ class SavedBatch(Mapping[str, SavedRun]):
             item = ids[item]
         if item not in self._locations:
             raise NotFoundError(f"{self._place.root} holds no item {item!r}.")
-        location = self._locations[item]
+        location, checksum = self._locations[item]
         where = inside(self._place.root, location)
         files = self._format.read(location, item, READ)
+        if sha256(files[RUN]) != checksum:
+            raise InvalidValueError(
+                f"{where} does not hold {item!r} as it was drawn: its {RUN} is another than the "
+                f"record of its shard says. `verify()` lists what is damaged."
+            )
         return saved_run(files, where, f"{where} ({item})")
 
     def _repr_html_(self) -> str:
@@ -155,12 +161,13 @@ _RECENT = 600.0  # seconds before the last record
 def status(root: str | Path) -> Status:
     """Return a run's progress; raise as :func:`open_batch` does."""
     place = Place(root)
-    made = read_manifest(place).input
+    manifest = read_manifest(place)
+    made = manifest.input
     began = place.files()["batch.json"].time
     times = place.files("shards")
     whole = failed = done = nbytes = 0
     drawn: list[tuple[float, int]] = []  # when a shard was done, and its items
-    for record in read_records(place, made.shards):
+    for record in read_records(place, manifest):
         done += 1
         whole += len(record.whole)
         failed += len(record.failed)
@@ -175,7 +182,7 @@ def status(root: str | Path) -> Status:
         whole=whole,
         failed=failed,
         bad_lines=made.bad_lines,
-        shards=made.shards,
+        shards=len(made.shards),
         done=done,
         nbytes=nbytes,
         began=began,

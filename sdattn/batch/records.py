@@ -11,17 +11,24 @@ import heapq
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from ..errors import InvalidValueError, MissingFileError
 from ..files.place import Place
-from ..files.records import Record, read_document, read_sealed, sealed
+from ..files.records import (
+    Record,
+    RecordError,
+    read_document,
+    read_sealed,
+    sealed,
+)
+from ..files.records import read_record as read_entries
 from ..files.writing import sha256
 from ..loading.options import LoadingOptions
 from ..runs.info import RunInfo
 
-FORMAT = "sdattn-batch-3"
+FORMAT = "sdattn-batch-4"
 LOST = "Draw the run again into another `folder`."
 _SEAL = "digest"
 ItemRow = dict[str, Any]  # of a record: an item, whole or failed
@@ -36,6 +43,7 @@ class BatchSettings(Record):
         weights: a checksum of the model's weights and configurations, including LoRAs.
         format: one of :data:`sdattn.batch.formats.FORMATS`.
         batch_size: items drawn together.
+        shard_items: items of a full shard; None: by its number.
         edits, photos: some items are edits; all of them are photos to explain.
         video_format: ``"mp4"`` or ``"webp"``; None for images.
         fingerprint: differs for settings that give different files.
@@ -50,7 +58,7 @@ class BatchSettings(Record):
     options: dict[str, Any]
     format: str
     batch_size: int
-    shard_items: int
+    shard_items: int | None = None
     edits: bool = False
     photos: bool = False
     loading: LoadingOptions | None = None
@@ -66,7 +74,9 @@ class BatchInput(Record):
 
     Attributes:
         digest: a checksum of all its items.
-        items: items that can be drawn, in how many ``shards``.
+        items: items that can be drawn.
+        shards: each shard's fingerprint, a checksum of its items and the settings, which its record
+            carries too.
         bad_lines: lines that cannot, and the checksum of ``bad_lines.jsonl``, which lists them.
         columns: further columns of the list that the rows have; None if none were kept.
     """
@@ -74,7 +84,7 @@ class BatchInput(Record):
     source: str
     digest: str
     items: int
-    shards: int
+    shards: list[str]
     bad_lines: int
     bad_lines_sha256: str | None = None
     columns: list[str] | None = None
@@ -113,7 +123,7 @@ def read_manifest(place: Place) -> Manifest:
 
 
 @dataclass(frozen=True)
-class ShardFile:
+class ShardFile(Record):
     """A file of a shard, ``shards/000012-3fa9c1.tar``, its bytes and its checksum."""
 
     name: str
@@ -156,15 +166,70 @@ class ShardRecord:
             found += sum(file["bytes"] for file in row["files"])
         return found
 
+    @property
+    def places(self) -> set[str]:
+        """Files and folders that it names."""
+        files = {file.name for file in (self.data, self.sheet) if file is not None}
+        return files | {row["place"] for row in self.whole}
+
     def packed(self) -> bytes:
-        head = {
-            "shard": self.number,
-            "fingerprint": self.fingerprint,
-            "data": None if self.data is None else asdict(self.data),
-            "sheet": None if self.sheet is None else asdict(self.sheet),
-        }
-        lines = b"".join(line_of(line) for line in (head, *self.rows))
+        head = _Head(self.number, self.fingerprint, self.data, self.sheet)
+        lines = b"".join(line_of(line) for line in (head.to_json(), *self.rows))
         return lines + line_of({"seal": sha256(lines)})
+
+
+# Entries that a record needs for its readers; a row has further ones
+
+
+@dataclass(frozen=True)
+class _Head(Record):
+    shard: int
+    fingerprint: str
+    data: ShardFile | None
+    sheet: ShardFile | None
+
+
+@dataclass(frozen=True)
+class _Row(Record):
+    id: str
+    line: int
+    prompt: str
+    seed: int
+
+
+@dataclass(frozen=True)
+class _FailedRow(_Row):
+    failed: str
+    traceback: str
+
+
+@dataclass(frozen=True)
+class _SavedFile(Record):
+    name: str
+    bytes: int
+
+
+@dataclass(frozen=True)
+class _Statistics(Record):
+    word: str
+    peak: float
+    mean: float
+    mass: float
+    centre_row: float | None
+    centre_col: float | None
+    area: float
+    entropy: float | None
+
+
+@dataclass(frozen=True)
+class _WholeRow(_Row):
+    width: int
+    height: int
+    words: list[str]
+    statistics: list[_Statistics]
+    place: str
+    run_sha256: str
+    files: list[_SavedFile]
 
 
 def record_name(number: int) -> str:
@@ -172,40 +237,82 @@ def record_name(number: int) -> str:
 
 
 def read_record(place: Place, number: int) -> ShardRecord | None:
-    """Return a shard's record, or None if there is none; raise ValueError if it is damaged."""
+    """Return a shard's record, or None if there is none; raise ValueError if it is damaged, or of
+    another version."""
     try:
         data = place.read(record_name(number))
     except FileNotFoundError:
         return None
+    where = place.root / record_name(number)
     lines = data.splitlines(keepends=True)
     if len(lines) < 2 or lines[-1] != line_of({"seal": sha256(b"".join(lines[:-1]))}):
-        raise InvalidValueError(
-            f"{place.root / record_name(number)} is not what was written: its own checksum differs"
-        )
-    head, *rows = (json.loads(line) for line in lines[:-1])
-    if head["shard"] != number:
-        raise InvalidValueError(
-            f"{place.root / record_name(number)} is the record of shard {head['shard']}"
-        )
-    data_file = ShardFile(**head["data"]) if head["data"] else None
-    sheet = ShardFile(**head["sheet"]) if head["sheet"] else None
-    return ShardRecord(number, head["fingerprint"], data_file, sheet, rows)
+        raise InvalidValueError(f"{where} is not what was written: its own checksum differs")
+    try:
+        head, *rows = (json.loads(line) for line in lines[:-1])
+        if not all(isinstance(one, dict) for one in (head, *rows)):
+            raise RecordError("each of its lines has to be a JSON object")
+        found = read_entries(_Head, head)
+        for row in rows:
+            read_entries(_FailedRow if "failed" in row else _WholeRow, row)
+    except (RecordError, ValueError, RecursionError) as error:
+        raise InvalidValueError(f"{where} is not of this version: {error}") from error
+    if found.shard != number:
+        raise InvalidValueError(f"{where} is the record of shard {found.shard}")
+    return ShardRecord(number, found.fingerprint, found.data, found.sheet, rows)
 
 
-def sound_record(place: Place, number: int) -> ShardRecord | None:
-    """Return a shard's record, or None if there is none that is whole."""
+def record_of(place: Place, manifest: Manifest, number: int) -> ShardRecord | None:
+    """Do as :func:`read_record`; raise ValueError also for another run's record."""
+    record = read_record(place, number)
+    if record is not None and record.fingerprint != manifest.input.shards[number]:
+        raise InvalidValueError(
+            f"{place.root / record_name(number)} is of another run: of other items or settings "
+            "than batch.json says"
+        )
+    return record
+
+
+def sound_record(place: Place, manifest: Manifest, number: int) -> ShardRecord | None:
+    """Return a shard's record, or None if there is none that is whole and this run's."""
+    try:
+        return record_of(place, manifest, number)
+    except ValueError:
+        return None
+
+
+def publish_record(place: Place, record: ShardRecord) -> None:
+    """Publish a shard's record; then what the one before named goes, also another run's: those who
+    read files by a pattern would find items twice."""
+    before = _readable_record(place, record.number)
+    place.publish(record_name(record.number), record.packed())
+    if before is not None and before.places != record.places:
+        now = _readable_record(place, record.number) or record  # perhaps another command's
+        for name in sorted(before.places - record.places - now.places):
+            place.remove(name)
+
+
+def remove_record(place: Place, number: int) -> None:
+    """Remove a shard's record, and then what it names."""
+    before = _readable_record(place, number)
+    place.remove(record_name(number))
+    for name in sorted(before.places) if before is not None else ():
+        place.remove(name)
+
+
+def _readable_record(place: Place, number: int) -> ShardRecord | None:
     try:
         return read_record(place, number)
     except ValueError:
         return None
 
 
-def read_records(place: Place, shards: int) -> Iterator[ShardRecord]:
+def read_records(place: Place, manifest: Manifest) -> Iterator[ShardRecord]:
     """Yield the whole records of a run in their order, a few read ahead."""
+    shards = len(manifest.input.shards)
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         for start in range(0, shards, _AT_ONCE):
             numbers = range(start, min(shards, start + _AT_ONCE))
-            found = pool.map(lambda number: sound_record(place, number), numbers)
+            found = pool.map(lambda number: sound_record(place, manifest, number), numbers)
             yield from (record for record in found if record is not None)
 
 

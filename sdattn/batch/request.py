@@ -37,7 +37,8 @@ class Request:
         batch_size: items drawn together (default: 8 images, or 1 video).
         shard_items: items in a shard, the unit of work (default: a minute or two of work, see
             :func:`sdattn.batch.plan.default_shard_items`).
-        limit: draw only the first items of the list.
+        limit: draw only the shards that hold the first items of the list; the same request without
+            it, or with another, goes on.
         format: one of :data:`sdattn.batch.formats.FORMATS`: ``"folder"``, one folder per item, or
             ``"webdataset"``, tar files of many.
         preset: preset of the heatmaps.

@@ -42,11 +42,11 @@ from .records import (
     Manifest,
     ShardRecord,
     read_manifest,
-    record_name,
+    remove_record,
     sound_record,
 )
 from .request import STOPS, Outcome, Request, part_of_environment
-from .shard import Loaded, forget_pipeline, is_done, load, pack_item, shard_fingerprint
+from .shard import Loaded, forget_pipeline, is_done, load, pack_item
 
 # Settings that determine the items' files
 _DECISIVE = ["weights", "dtype", "save", "preset", "batch_size", "edits", "photos"]
@@ -94,7 +94,7 @@ class Forecast(NamedTuple):
     """The size of a run, before it is drawn.
 
     Attributes:
-        items, bad_lines, shards: numbers for the whole input.
+        items, bad_lines, shards: numbers for the whole input, or up to the request's ``limit``.
         files: approximate number of files.
         seconds: time that one worker of this machine would take; None for Ray.
         nbytes: approximate bytes of all files; None for Ray.
@@ -115,19 +115,21 @@ def forecast(request: Request) -> Forecast:
     """
     request.check()
     with _planned(request) as plan:
-        files = (2 if request.format == "folder" else 3) * len(plan) + 4
+        shards = plan.first_shards(request.limit)
+        items = sum(map(plan.shard_size, range(shards)))
+        files = (2 if request.format == "folder" else 3) * shards + 4
         if request.engine == "ray":
-            return Forecast(plan.items, plan.bad_lines, len(plan), files, None, None)
+            return Forecast(items, plan.bad_lines, shards, files, None, None)
         engine = ThisProcess(request)
         try:
             seconds, packed = _draw_first(engine.request, plan)
         finally:
             engine.close()
-        share = plan.items / len(packed)
+        share = items / len(packed)
         if request.format == "folder":
             files += round(share * sum(map(len, packed)))
         nbytes = round(share * sum(sum(map(len, item.values())) for item in packed))
-        return Forecast(plan.items, plan.bad_lines, len(plan), files, share * seconds, nbytes)
+        return Forecast(items, plan.bad_lines, shards, files, share * seconds, nbytes)
 
 
 def _draw_first(request: Request, plan: Plan) -> tuple[float, list[Files]]:
@@ -220,7 +222,7 @@ def manifest_of(request: Request, loaded: Loaded, plan: Plan) -> Manifest:
         options=plain(request.options),
         format=request.format,
         batch_size=request.batch_of(videos=videos),
-        shard_items=plan.shard_items,
+        shard_items=request.shard_items,
         edits=plan.has_edits,
         photos=request.photos is not None,
         mask_words=None if request.mask_words is None else list(request.mask_words),
@@ -233,36 +235,46 @@ def manifest_of(request: Request, loaded: Loaded, plan: Plan) -> Manifest:
         source=str(request.source if request.photos is None else request.photos),
         digest=plan.digest,
         items=plan.items,
-        shards=len(plan),
+        shards=[],  # from the settings' fingerprint
         bad_lines=plan.bad_lines,
         bad_lines_sha256=None if bad is None else sha256(bad),
         columns=plan.columns,
     )
     settings = replace(settings, fingerprint=digest(decisive))
+    digests = map(plan.shard_digest, range(len(plan)))
+    made_of = replace(made_of, shards=[digest([settings.fingerprint, one]) for one in digests])
     return Manifest(settings=settings, input=made_of, versions=versions())
 
 
 def claim(place: Place, manifest: Manifest, plan: Plan, *, force: bool) -> None:
-    """Make a folder this run's. If another input, model or setting made it, raise ValueError; with
-    ``force`` change it: shards that differ have other fingerprints and are drawn again."""
-    is_same = False
-    if (place.root / "batch.json").exists():
+    """Make a folder this run's. If another input, model or setting made it, also at the same time,
+    raise ValueError; with ``force`` change it: shards that differ have other fingerprints and are
+    drawn again."""
+    if not place.create("batch.json", manifest.sealed()):
+        if not force:
+            advice = "Choose another `folder`, or pass `force=True` to draw again what differs."
+            check_claimed(place, manifest, advice)
         old = read_manifest(place)
-        differences = _differences(old, manifest)
-        is_same = old.input.bad_lines_sha256 == manifest.input.bad_lines_sha256 and not differences
-        if differences and not force:
-            raise InvalidValueError(
-                f"{place.root} belongs to another run: {'; '.join(differences)}. Choose another "
-                "`folder`, or pass `force=True` to draw again what differs."
-            )
-        for number in range(len(plan), old.input.shards):
-            place.remove(record_name(number))
+        if replace(old, versions=manifest.versions) != manifest:
+            for number in range(len(plan), len(old.input.shards)):
+                remove_record(place, number)
+            place.publish("batch.json", manifest.sealed())
+    check_claimed(place, manifest)
     if plan.bad_lines:
         place.publish("bad_lines.jsonl", plan.bad_file.read_bytes())
     else:
         place.remove("bad_lines.jsonl")
-    if not is_same:
-        place.publish("batch.json", manifest.sealed())
+
+
+_MEANWHILE = "Another command has changed it meanwhile. Let one end before the other begins."
+
+
+def check_claimed(place: Place, manifest: Manifest, advice: str = _MEANWHILE) -> None:
+    """Raise ValueError if a folder's ``batch.json`` is of another input, model or setting."""
+    if differences := _differences(read_manifest(place), manifest):
+        raise InvalidValueError(
+            f"{place.root} belongs to another run: {'; '.join(differences)}. {advice}"
+        )
 
 
 def _differences(before: Manifest, now: Manifest) -> list[str]:
@@ -283,6 +295,8 @@ def _differences(before: Manifest, now: Manifest) -> list[str]:
 
 
 def _short(value: object) -> str:
+    if value is None:
+        return "the default"
     return shorter(", ".join(map(str, value)) if isinstance(value, list) else str(value), 60)
 
 
@@ -293,8 +307,8 @@ def _draw_missing(
     request: Request, place: Place, manifest: Manifest, plan: Plan, engine: Engine
 ) -> Outcome:
     which, of = _part(request)
-    numbers = range(which - 1, len(plan), of)
-    found = _done(place, manifest, plan, numbers)
+    numbers = range(which - 1, plan.first_shards(request.limit), of)
+    found = _done(place, manifest, numbers)
     again = {n for n, record in found.items() if record.failed} if request.retry_failed else set()
     missing = [number for number in numbers if number not in found or number in again]
     items = sum(plan.shard_size(number) for number in numbers)
@@ -312,6 +326,7 @@ def _draw_missing(
             if request.max_errors is not None and failed >= request.max_errors:
                 stops.set(f"{failed} item(s) have failed, as many as `max_errors` allows")
         seconds = progress.seconds
+    check_claimed(place, manifest)
     remove_litter(place, manifest)
     write_summaries(place, manifest)
     return Outcome(items, before, whole, failed, plan.bad_lines, stops.reason, seconds)
@@ -326,15 +341,13 @@ def _part(request: Request) -> tuple[int, int]:
     return found
 
 
-def _done(place: Place, manifest: Manifest, plan: Plan, numbers: range) -> dict[int, ShardRecord]:
-    """Return the records of the shards that are done: with this run's fingerprint, and with their
-    data where they name it."""
+def _done(place: Place, manifest: Manifest, numbers: range) -> dict[int, ShardRecord]:
+    """Return the records of the shards that are done, with their data where they name it."""
     format = format_of(place, manifest)
 
     def look(number: int) -> ShardRecord | None:
-        record = sound_record(place, number)
-        expected = shard_fingerprint(manifest, plan.shard_digest(number))
-        return record if is_done(format, record, expected) else None
+        record = sound_record(place, manifest, number)
+        return record if is_done(format, record) else None
 
     with ThreadPoolExecutor(16) as pool:
         records = zip(numbers, pool.map(look, numbers), strict=True)

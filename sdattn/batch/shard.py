@@ -47,7 +47,7 @@ from .records import (
     Manifest,
     ShardFile,
     ShardRecord,
-    record_name,
+    publish_record,
     row_of,
     sound_record,
 )
@@ -109,13 +109,9 @@ def load(request: Request) -> _Cached:
         return _cached[0]
 
 
-def shard_fingerprint(manifest: Manifest, shard_digest: str) -> str:
-    return digest([manifest.settings.fingerprint, shard_digest])
-
-
-def is_done(format: Format, record: ShardRecord | None, fingerprint: str) -> bool:
-    """Check that a record is of this run, and its data and thumbnails where it says."""
-    if record is None or record.fingerprint != fingerprint or not format.is_there(record):
+def is_done(format: Format, record: ShardRecord | None) -> bool:
+    """Check that a shard has a record, and its data and thumbnails where that says."""
+    if record is None or not format.is_there(record):
         return False
     return record.sheet is None or format.place.size(record.sheet.name) == record.sheet.bytes
 
@@ -130,9 +126,9 @@ def draw_shard(
     """
     place = Place(request.out)
     format = format_of(place, manifest)
-    fingerprint = shard_fingerprint(manifest, shard.digest)
-    found = sound_record(place, shard.number)
-    is_drawn = is_done(format, found, fingerprint)
+    fingerprint = manifest.input.shards[shard.number]
+    found = sound_record(place, manifest, shard.number)
+    is_drawn = is_done(format, found)
     if found is not None and is_drawn and not (request.retry_failed and found.failed):
         if tell is not None:
             tell(len(found.whole), len(found.failed))
@@ -176,7 +172,7 @@ def draw_shard(
         else:
             rows.append(held)
     record = ShardRecord(shard.number, fingerprint, data, sheet, rows)
-    place.publish(record_name(shard.number), record.packed())
+    publish_record(place, record)
     return record
 
 
@@ -214,10 +210,10 @@ def failed_row(item: Item, reason: str, text: str = "") -> ItemRow:
 
 def record_failure(request: Request, manifest: Manifest, shard: Shard, reason: str) -> ShardRecord:
     """Publish the record of a shard whose items all failed, since no worker lived to draw it."""
-    fingerprint = shard_fingerprint(manifest, shard.digest)
+    fingerprint = manifest.input.shards[shard.number]
     rows = [failed_row(job.item, reason) for job in shard.jobs]
     record = ShardRecord(shard.number, fingerprint, None, None, rows)
-    Place(request.out).publish(record_name(shard.number), record.packed())
+    publish_record(Place(request.out), record)
     return record
 
 

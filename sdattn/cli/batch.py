@@ -48,7 +48,7 @@ _REQUEST = {  # by their names in Request
     "shard_items": option(
         int, min=1, help="Items in a shard, the unit of work (default: up to 100)."
     ),
-    "limit": option(int, min=1, metavar="N", help="Draw only the first N items."),
+    "limit": option(int, min=1, metavar="N", help="Draw only the shards of the first N items."),
     "format": option(
         Literal["folder", "webdataset"],
         default="folder",

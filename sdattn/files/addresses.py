@@ -162,6 +162,19 @@ class Address:
     def write_bytes(self, data: bytes) -> None:
         self._ask(self.files.pipe_file, self.path, data)
 
+    def create(self, data: bytes) -> bool:
+        """Write an object unless it is there (``If-None-Match: *``); return False if it is. In a
+        storage that has no such call it is looked for first."""
+        if self.exists():
+            return False
+        try:
+            self._ask(self.files.pipe_file, self.path, data, mode="create")
+        except (OSError, NotImplementedError):
+            if self.exists():
+                return False
+            self.write_bytes(data)
+        return True
+
     def upload(self, made: Path) -> None:
         """Write an object from a file."""
         self._ask(self.files.put_file, str(made), self.path)

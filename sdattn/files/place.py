@@ -103,6 +103,30 @@ class Place:
                 file.writelines([parts] if isinstance(parts, bytes) else parts)
             self.publish_file(name, made)
 
+    def create(self, name: str, data: bytes) -> bool:
+        """Write a file unless it is there; return False if it is, also if another process made it
+        at the same time."""
+        path = inside(self.root, name)
+        if isinstance(path, Address):
+            return path.create(data)
+        with self.temporary_file() as made:
+            made.write_bytes(data)
+            flush(made)
+            try:
+                os.link(made, path)  # whole at once
+            except FileExistsError:
+                return False
+            except OSError:  # a disk without such links
+                try:
+                    with path.open("xb") as file:
+                        file.write(data)
+                        file.flush()
+                        os.fsync(file.fileno())
+                except FileExistsError:
+                    return False
+            flush(path.parent)
+            return True
+
     def publish_file(self, name: str, made: Path) -> None:
         """Give a finished :meth:`temporary_file` its name."""
         path = inside(self.root, name)

@@ -21,6 +21,9 @@ from .paths import inside
 
 _FORGOTTEN = 24 * 3600.0  # seconds after which another machine's temporary files are nobody's
 _CLOCKS_DIFFER = 3600.0
+# What systems say that cannot open or flush a folder
+_FLUSHES_NO_FOLDER = {errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS}
+_FLUSHES_NO_FOLDER |= {errno.EACCES, errno.EPERM, errno.EBADF, errno.EISDIR}
 
 
 def to_json(document: Any) -> bytes:
@@ -119,13 +122,18 @@ def flush_tree(folder: Path) -> None:
 
 
 def flush(path: Path) -> None:
-    if path.is_dir() and os.name == "nt":
-        return  # Windows cannot open folders
-    descriptor = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
+    """Write a file or folder through to the disk. Windows, and network disks such as CIFS, flush no
+    folders: what is in one is then as safe as that system makes it."""
+    is_folder = path.is_dir()
     try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        descriptor = os.open(path, os.O_RDONLY if is_folder else os.O_RDWR)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        if not is_folder or error.errno not in _FLUSHES_NO_FOLDER:
+            raise
 
 
 # Temporary names, which tell the process that may still be at work on a file or folder
@@ -176,4 +184,9 @@ def _was_running(pid: int, then: float) -> bool:
 
 
 def _host() -> str:
-    return socket.gethostname().replace("-", "_")
+    """Return a name for the machine, or for the container: two of one machine may have one host
+    name, and each its own numbers of processes."""
+    numbers = ""
+    with suppress(OSError):  # no Linux
+        numbers = f".{os.stat('/proc/self/ns/pid').st_ino}"
+    return f"{socket.gethostname().replace('-', '_')}{numbers}"

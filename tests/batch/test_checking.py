@@ -16,7 +16,7 @@ from PIL import Image
 from sdattn.batch import verify
 from sdattn.batch.checking import remove_litter
 from sdattn.batch.gallery.sheets import make_sheet, tile_of_images
-from sdattn.batch.records import ShardFile, read_record, record_name
+from sdattn.batch.records import ShardFile, read_manifest, read_record, record_name
 from sdattn.files.place import Place
 from sdattn.files.writing import sha256
 
@@ -37,7 +37,9 @@ def finished(root, format):
     checksum = sha256(image)
     sheet = ShardFile(f"shards/000000-{checksum[:6]}.webp", len(image), checksum)
     place.publish(sheet.name, image)
-    place.publish(record_name(0), type(record)(0, "f", record.data, sheet, record.rows).packed())
+    place.publish(
+        record_name(0), type(record)(0, "of the shard", record.data, sheet, record.rows).packed()
+    )
     return place
 
 
@@ -157,6 +159,32 @@ def test_what_no_record_names_goes_once_it_is_old(root, format):
 
 
 @each_format
+def test_verify_reads_and_never_writes(run, format):
+    """Also a run on a disk that cannot be written, with what an earlier command left."""
+    mine = ["shards/notes.txt", "shards/000000-mine.txt"]
+    litter = ["shards/000000-000001.webp", "shards/000009-000001.tar"]
+    for name in (*mine, *litter):
+        run.publish(name, b"x")
+    grow_old(run, *mine, *litter)
+    before = tree(run.root)
+    assert verify(run.root) == (3, []) and tree(run.root) == before
+    assert set(remove_litter(run, read_manifest(run))) == set(litter)
+    assert all((run.root / name).exists() for name in mine)
+
+
+def test_a_foreign_file_in_an_items_folder_goes_when_its_shard_is_drawn_again(model, tmp_path):
+    """As `--verify` advises: remove the record, and run the command."""
+    draw(model, tmp_path / "run", ["a cat"])
+    before = tree(tmp_path / "run")
+    [item] = (tmp_path / "run/shards/000000").iterdir()
+    (item / ".DS_Store").write_bytes(b"Finder")
+    assert ".DS_Store is not the run's" in verify(tmp_path / "run")[1][0]
+    (tmp_path / "run" / record_name(0)).unlink()
+    draw(model, tmp_path / "run", ["a cat"])
+    assert tree(tmp_path / "run") == before
+
+
+@each_format
 def test_nothing_of_a_shard_without_a_sound_record_is_litter(root, format):
     """Its items may be whole, and its record can come back."""
     new_run(root, three(), format=format)
@@ -191,6 +219,8 @@ def test_a_record_of_another_input_is_named_by_its_number_of_items(tmp_path):
     run = finished(tmp_path / "run", "folder")
     record = read_record(run, 0)
     rows = [*record.rows, {**FAILED, "id": "e"}]
-    run.publish(record_name(0), type(record)(0, "f", record.data, record.sheet, rows).packed())
+    run.publish(
+        record_name(0), type(record)(0, "of the shard", record.data, record.sheet, rows).packed()
+    )
     problems = verify(run.root)[1]
     assert any("5 items and batch.json 4: one is of another" in one for one in problems)

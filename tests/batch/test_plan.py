@@ -36,7 +36,7 @@ def test_shards_are_consecutive_items_of_one_shape(plan_of):
     widths = [64, 128, 64, 64, 128, 64]
     plan = plan_of([{"width": width} for width in widths], shard_items=2)
     assert lines_in(plan) == [[1, 3], [2, 5], [4, 6]]
-    assert (plan.items, len(plan), plan.shard_items) == (6, 3, 2)
+    assert (plan.items, len(plan)) == (6, 3)
     for number in (2, 0, 1):
         shard = plan.shard(number)
         assert shard.number == number
@@ -110,10 +110,28 @@ def test_bad_lines_are_all_in_a_file_and_the_first_in_memory(plan_of):
     assert "width" in rows[-1]["reason"]
 
 
-def test_a_limit_takes_the_first_good_items(plan_of):
-    rows = [{}, b"no", {}, {}, b"no", *[{}] * 3000]
+def test_a_limit_takes_the_shards_of_the_first_good_items(plan_of):
+    """Of a plan that is the whole list's, so that its shards stay those of the whole."""
+    rows = [{"width": 64}, b"no", {"width": 128}, *[{"width": 64}] * 3]
     plan = plan_of(rows, limit=3, shard_items=2)
-    assert (lines_in(plan), plan.bad_lines) == ([[1, 3], [4]], 1)
+    assert (lines_in(plan), plan.bad_lines) == ([[1, 4], [3], [5, 6]], 1)
+    assert [plan.first_shards(n) for n in (1, 2, 3, 4, 5, 99, None)] == [1, 2, 2, 3, 3, 3, 3]
+    assert plan.digest == plan_of(rows, shard_items=2).digest
+
+
+@pytest.mark.parametrize("n", [0, 1, 7, 16, 17, 200])
+def test_one_line_more_keeps_all_full_shards_of_the_default_size(plan_of, n):
+    """And a short list is many shards, a long one has large ones."""
+    rows = [{"width": 64 if n % 3 else 128} for n in range(n + 1)]
+    before, after = (plan_of(rows[: n + i] or [b"no"], batch_size=2) for i in (0, 1))
+    sizes = [before.shard_size(number) for number in range(len(before))]
+    n_open = 0
+    for number, size in enumerate(sizes):
+        full = 2 if number < 16 else 4 if number < 32 else 8
+        n_open += size < full
+        if size == full:
+            assert before.shard_digest(number) == after.shard_digest(number)
+    assert n_open <= 2 and sum(sizes) == n
 
 
 def test_progress_is_told_from_the_first_part(plan_of):

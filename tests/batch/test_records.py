@@ -4,11 +4,12 @@ import json
 import random
 
 import pytest
-from helpers.batch_runs import new_run, three
+from helpers.batch_runs import manifest, new_run, pack, row_for, three
 
 from sdattn.batch.records import (
     ShardFile,
     ShardRecord,
+    line_of,
     read_manifest,
     read_record,
     read_records,
@@ -17,15 +18,23 @@ from sdattn.batch.records import (
     sound_record,
 )
 from sdattn.files.place import Place
+from sdattn.files.writing import sha256
 
-ROWS = [{"id": "a", "line": 1, "files": [{"name": "run.json", "bytes": 5}]}]
-FAILED = {"id": "b", "line": 2, "failed": "RuntimeError: boom", "traceback": "…"}
+ROWS = [row_for(pack("a"), "shards/000000/a-abcdef")]
+FAILED = {"id": "b", "line": 2, "prompt": "a dog", "seed": 2}
+FAILED |= {"failed": "RuntimeError: boom", "traceback": "…"}
+
+
+SHEET = {"name": "shards/000000-123456.webp", "bytes": 9, "sha256": "cd" * 32}
+ROW_ENTRIES = ("id", "line", "prompt", "seed", "width", "height", "words", "statistics")
+ROW_ENTRIES += ("place", "run_sha256", "files")
+DEEP = b"[" * 100_000 + b"]" * 100_000
 
 
 def record(number=0, rows=(*ROWS, FAILED)):
     data = ShardFile("shards/000000-abcdef.tar", 100, "ab" * 32)
     return ShardRecord(
-        number, "f", data, ShardFile("shards/000000-123456.webp", 9, "cd" * 32), rows
+        number, "of the shard", data, ShardFile("shards/000000-123456.webp", 9, "cd" * 32), rows
     )
 
 
@@ -34,7 +43,7 @@ def test_a_record_is_read_as_it_was_written(tmp_path):
     assert read_record(place, 0) is None
     place.publish(record_name(0), record().packed())
     found = read_record(place, 0)
-    assert (found.number, found.fingerprint) == (0, "f")
+    assert (found.number, found.fingerprint) == (0, "of the shard")
     assert (found.data, found.sheet) == (record().data, record().sheet)
     assert (found.whole, found.failed, found.nbytes) == (ROWS, [FAILED], 109)
     assert found.packed() == record().packed()
@@ -52,7 +61,7 @@ def test_no_flipped_bit_and_no_cut_goes_unnoticed(tmp_path):
         (tmp_path / record_name(0)).write_bytes(harmed)
         with pytest.raises(ValueError, match="is not what was written"):
             read_record(place, 0)
-        assert sound_record(place, 0) is None
+        assert sound_record(place, manifest(), 0) is None
 
 
 def test_rows_come_in_the_order_of_the_list_whatever_their_shapes():
@@ -75,8 +84,10 @@ def test_records_that_are_missing_or_damaged_are_passed_over(tmp_path):
         place.publish(record_name(number), record(number).packed())
     (tmp_path / record_name(7)).unlink()
     (tmp_path / record_name(9)).write_bytes(b"{}\n{}\n")
-    assert [found.number for found in read_records(place, 40)] == [
-        n for n in range(40) if n not in (7, 9)
+    made = manifest(shards=40)
+    made.input.shards[11] = "another"
+    assert [found.number for found in read_records(place, made)] == [
+        n for n in range(40) if n not in (7, 9, 11)
     ]
 
 
@@ -94,3 +105,35 @@ def test_batch_json_is_read_as_it_was_written_or_refused(tmp_path):
         read_manifest(place)
     with pytest.raises(FileNotFoundError, match="There is no folder .*nothere"):
         read_manifest(Place(tmp_path / "nothere"))
+
+
+@pytest.mark.parametrize(
+    ("line", "harm", "told"),
+    [
+        *((0, name, f"{name!r} is missing") for name in ("shard", "fingerprint", "data")),
+        *((1, name, f"{name!r} is missing") for name in ROW_ENTRIES),
+        *((2, name, f"{name!r} is missing") for name in ("prompt", "traceback")),
+        (0, {"data": {"name": "x"}}, "'data.bytes' is missing"),
+        (0, {"sheet": {**SHEET, "etag": "x"}}, "etag"),
+        (0, {"shard": 1}, "the record of shard 1"),
+        *((1, {"line": wrong}, "'line' is") for wrong in ("1", None, 1.5)),
+        (1, {"files": [{"name": "x"}]}, r"'files\[0\].bytes' is missing"),
+        (1, {"statistics": [{"word": "x"}]}, r"'statistics\[0\].peak' is missing"),
+        (2, {"failed": None}, "'failed' is null"),
+        *((line, wrong, "not of this version") for line in (0, 1) for wrong in (b"[]", DEEP)),
+    ],
+)
+def test_a_sealed_record_with_wrong_entries_is_refused_by_name(tmp_path, line, harm, told):
+    lines = record().packed().splitlines(keepends=True)[:-1]
+    found = json.loads(lines[line])
+    if isinstance(harm, str):
+        del found[harm]
+    elif isinstance(harm, dict):
+        found |= harm
+    lines[line] = harm + b"\n" if isinstance(harm, bytes) else line_of(found)
+    data = b"".join(lines)
+    place = Place(tmp_path)
+    place.publish(record_name(0), data + line_of({"seal": sha256(data)}))
+    with pytest.raises(ValueError, match=f"000000.jsonl is .*{told}"):
+        read_record(place, 0)
+    assert sound_record(place, manifest(), 0) is None

@@ -86,7 +86,7 @@ def test_parts_in_folders_of_their_own_are_merged_by_copying(model, tmp_path):
         ({"options": {**SMALL, "num_inference_steps": 2}}, "the input is another one"),
         ({"save": ("image",)}, "save image, maps is now image"),
         ({"format": "webdataset", "batch_size": 1}, "format folder is now webdataset"),
-        ({"shard_items": 3}, "shard_items 2 is now 3"),
+        ({"shard_items": 3}, "shard_items the default is now 3"),
         ({"seed": 5}, "items as before, but other texts, seeds or options"),
     ],
 )
@@ -101,8 +101,97 @@ def test_another_runs_folder_is_refused_and_force_changes_it(model, tmp_path, ch
     draw(model, tmp_path / "other", EIGHT[:4], **changes)
     for path in (tmp_path / "run").rglob("*"):
         os.utime(path, (0, 0))
-    assert verify(tmp_path / "run") == (4, [])  # and removes what no record names
+    assert verify(tmp_path / "run") == (4, [])
+    draw(model, tmp_path / "run", EIGHT[:4], **changes)  # removes what no record names
     assert drawn_files(tmp_path / "run") == drawn_files(tmp_path / "other")
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_a_run_goes_on_after_a_limit(model, tmp_path, watched, format):
+    """The same bytes as without one; it draws only the shards that it needs."""
+    draw(model, tmp_path / "run", EIGHT, format=format)
+    calls = len(watched.rows)
+    some = draw(model, tmp_path / "some", EIGHT, format=format, limit=3)
+    assert (some.items, some.whole, some.exit_code) == (4, 4, 0)
+    assert len(open_batch(tmp_path / "some")) == 4
+    found = status(tmp_path / "some")
+    assert (found.items, found.whole, found.shards, found.done) == (8, 4, 4, 2)
+    rest = draw(model, tmp_path / "some", EIGHT, format=format)
+    assert (rest.before, rest.whole, len(watched.rows)) == (4, 8, 2 * calls)
+    assert drawn_files(tmp_path / "some") == drawn_files(tmp_path / "run")
+
+
+def test_of_two_inputs_at_once_in_a_new_folder_one_is_refused(model, tmp_path):
+    """Before, the last to write batch.json had it, and the run was a mix of two."""
+    source = tmp_path / "in.jsonl"
+    source.write_text("".join(json.dumps(row) + "\n" for row in EIGHT))
+    usual = {"options": SMALL, "device": "cpu", "save": ("image",), "shard_items": 1}
+    requests = [Request(source, tmp_path / "run", str(model), seed=n, **usual) for n in (0, 100)]
+
+    def end(request):
+        try:
+            return run_batch(request).whole
+        except ValueError as error:
+            return str(error)
+
+    with ThreadPoolExecutor(2) as pool:
+        ends = sorted(pool.map(end, requests), key=lambda found: isinstance(found, str))
+    assert ends[0] == 8 and "belongs to another run: the input" in ends[1]
+    seeds = [row["seed"] for row in rows_of(tmp_path / "run/metadata.jsonl")]
+    assert seeds in ([*range(8)], [*range(100, 108)])
+    assert verify(tmp_path / "run") == (8, [])
+
+
+def test_a_run_that_another_command_changes_says_so_and_is_not_mixed(model, tmp_path, monkeypatch):
+    """With ``force``, while the first one draws."""
+    other = draw(model, tmp_path / "other", EIGHT[:4], seed=100)
+    manifest = (tmp_path / "other/batch.json").read_bytes()
+    add = module.Progress.add
+
+    def change(self, whole, failed):
+        (tmp_path / "run/batch.json").write_bytes(manifest)
+        add(self, whole, failed)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(module.Progress, "add", change)
+        with pytest.raises(ValueError, match="Another command has changed it meanwhile"):
+            draw(model, tmp_path / "run", EIGHT[:4])
+    assert status(tmp_path / "run").whole == len(open_batch(tmp_path / "run")) == 0
+    assert "000000.jsonl is of another run" in verify(tmp_path / "run")[1][0]
+    assert draw(model, tmp_path / "run", EIGHT[:4], seed=100).whole == other.whole
+    assert verify(tmp_path / "run") == (4, [])
+
+
+def test_a_kill_before_bad_lines_are_written_is_no_end(model, tmp_path, monkeypatch):
+    publish = Place.publish
+
+    def full(self, name, parts):
+        if name == "bad_lines.jsonl":
+            raise OSError(28, "No space left on device")
+        publish(self, name, parts)
+
+    rows = [*EIGHT[:2], {"prompt": 5}]
+    with monkeypatch.context() as patch:
+        patch.setattr(Place, "publish", full)
+        with pytest.raises(OSError, match="same command does the rest"):
+            draw(model, tmp_path / "run", rows)
+    assert draw(model, tmp_path / "run", rows).whole == 2
+    assert verify(tmp_path / "run") == (2, [])
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_an_item_in_anothers_place_is_not_read_as_the_other(model, tmp_path, format):
+    draw(model, tmp_path / "run", EIGHT[:2], format=format)
+    if format == "folder":
+        first, second = sorted((tmp_path / "run/shards/000000").iterdir())
+        first.rename(tmp_path / "kept"), second.rename(first), (tmp_path / "kept").rename(second)
+    else:
+        [tar] = (tmp_path / "run/shards").glob("*.tar")
+        swapped = tar.read_bytes().replace(b"i0.", b"xx.").replace(b"i1.", b"i0.")
+        tar.write_bytes(swapped.replace(b"xx.", b"i1."))
+    for name in ("i0", "i1"):
+        with pytest.raises(ValueError, match=f"does not hold '{name}'|cannot be read"):
+            open_batch(tmp_path / "run")[name]
 
 
 def test_lines_that_are_added_leave_full_shards_as_they_are(model, tmp_path, watched):
@@ -138,6 +227,35 @@ def test_failed_items_stay_failed_until_they_are_retried_and_the_others_are_kept
     assert verify(tmp_path / "run") == (8, [])
 
 
+@pytest.mark.parametrize("format", FORMATS)
+def test_what_a_new_record_replaces_goes_at_once(model, tmp_path, watched, tiny_pipe, format):
+    """Else a pattern like shards/*.tar finds items twice, or such as are no longer in the list."""
+
+    def check(*ids):
+        """Compare what is there with what the records name."""
+        place = Place(tmp_path / "run")
+        there = {f"shards/{name}" for name in place.files("shards", deep=True)}
+        named = {name for name in there if name.endswith(".jsonl")}
+        for number in range(len(named)):
+            places = read_record(place, number).places
+            named |= {name for name in there if name.startswith(tuple(places))}
+        assert there == named
+        assert [*open_batch(tmp_path / "run")] == [*ids]
+
+    watched.forbidden = tiny_pipe.tokenizer("and").input_ids[1]
+    draw(model, tmp_path / "run", EIGHT[1:4], format=format)
+    watched.forbidden = None
+    draw(model, tmp_path / "run", EIGHT[1:4], format=format, retry_failed=True)
+    check("i1", "i2", "i3")
+    draw(model, tmp_path / "run", EIGHT[1:5], format=format, force=True)
+    check("i1", "i2", "i3", "i4")
+    draw(model, tmp_path / "run", EIGHT[1:5], format=format, force=True, seed=9)
+    check("i1", "i2", "i3", "i4")
+    draw(model, tmp_path / "run", EIGHT[4:5], format=format, force=True)
+    check("i4")
+    assert verify(tmp_path / "run") == (1, [])
+
+
 def test_so_many_failures_end_the_run(model, tmp_path, watched, tiny_pipe):
     watched.forbidden = tiny_pipe.tokenizer("cat").input_ids[1]
     rows = [{"prompt": "a cat"} for _ in range(40)]
@@ -170,7 +288,7 @@ def test_a_forecast_writes_nothing(model, tmp_path):
         request = Request(source, tmp_path / format, model=str(model), format=format, **usual)
         found = forecast(request)
         assert not (tmp_path / format).exists()
-        assert (found.items, found.shards, found.bad_lines) == (60, 15, 0)
+        assert (found.items, found.shards, found.bad_lines) == (60, 23, 0)
         assert found.seconds > 0
         run_batch(request)
         made = tree(tmp_path / format)

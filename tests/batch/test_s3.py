@@ -81,7 +81,8 @@ def test_a_server_that_fails_loses_nothing(
 ):
     """One call in ten; then as many that commands end with an error, and go on."""
     there, ends = f"{bucket}/failing-{share}-{format}", []
-    run_batch(request_of(tmp_path / "run", format, limit=4))
+    (tmp_path / "in.txt").write_text("\n".join(ALL[:4]))
+    run_batch(request_of(tmp_path / "run", format))
     url_to_fs = fsspec.url_to_fs
 
     def failing(url, **options):
@@ -92,7 +93,7 @@ def test_a_server_that_fails_loses_nothing(
         patch.setattr(fsspec, "url_to_fs", failing)
         while not any(isinstance(end, Outcome) for end in ends):
             try:
-                ends.append(run_batch(request_of(there, format, limit=4)))
+                ends.append(run_batch(request_of(there, format)))
             except OSError as error:
                 ends.append(str(error))
     *told, outcome = ends

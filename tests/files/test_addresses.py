@@ -6,7 +6,7 @@ from pathlib import Path
 
 import fsspec
 import pytest
-from helpers.storages import memory_run  # noqa: F401
+from helpers.storages import faulty, memory_run  # noqa: F401
 
 from sdattn.files import addresses
 from sdattn.files.addresses import Address, path_of
@@ -58,6 +58,34 @@ def test_objects_are_read_and_written_as_files_are(root):
         (root / "d").unlink()
     with pytest.raises(FileNotFoundError, match="memory://bucket/run/d"):
         (root / "d").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("error", "made"),
+    [
+        (None, True),
+        (NotImplementedError("no mode"), True),
+        (OSError(22, "unknown header"), True),
+        (FileExistsError("taken"), False),
+        (OSError(22, "At least one of the preconditions you specified did not hold"), False),
+    ],
+)
+def test_an_object_is_created_once_whatever_its_storage_says(root, quick, error, made):
+    """Another command creates it after this one has looked, or the storage cannot create."""
+    asked = []
+
+    def pipe_file(own, path, data, mode="overwrite"):
+        asked.append(mode)
+        if mode == "create" and not made:
+            own(path, b"theirs")
+        if mode == "create" and error is not None:
+            raise error
+        own(path, data)
+
+    found = faulty(root, pipe_file=pipe_file) / "batch.json"
+    assert found.create(b"ours") is made and asked[0] == "create"
+    assert found.read_bytes() == (b"ours" if made else b"theirs")
+    assert not found.create(b"again")
 
 
 def test_what_is_listed_is_what_is_below(root):

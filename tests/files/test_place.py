@@ -1,6 +1,8 @@
 """A run's files, on a disk and in a storage: whole or not at all, and never outside."""
 
 import errno
+import os
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from helpers.storages import empty, faulty, quick_waits  # noqa: F401
@@ -41,6 +43,23 @@ def test_what_is_published_is_read_back(place):
     place.remove("shards/000000")
     assert {*names(place)} == {"batch.json", "shards/000001.jsonl"}
     place.remove("shards/000000")  # which is gone
+
+
+@pytest.mark.parametrize("links", [True, False])
+def test_of_several_that_create_a_file_at_once_one_does(place, monkeypatch, links):
+    """Also on a disk that has no hard links."""
+
+    def refuse(*_):
+        raise OSError(errno.EPERM, "no links here")
+
+    if not links:
+        monkeypatch.setattr(os, "link", refuse)
+    place.begin()
+    with ThreadPoolExecutor(8) as pool:
+        found = [*pool.map(lambda n: place.create("batch.json", b"%d" % n), range(8))]
+    assert found.count(True) == 1
+    assert place.read("batch.json") == b"%d" % found.index(True)
+    assert not place.create("batch.json", b"another") and names(place) == ["batch.json"]
 
 
 def test_times_are_seconds_since_1970(place):

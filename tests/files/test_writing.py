@@ -1,8 +1,10 @@
 """Files written whole or not at all, whatever stops their process."""
 
+import errno
 import os
 import re
 import signal
+import stat
 import subprocess
 import sys
 import time
@@ -13,7 +15,7 @@ from helpers.forks import fork
 from helpers.small_runs import saved, small_run
 from helpers.trees import tree
 
-from sdattn.files.writing import remove_abandoned, temporary_name, write_whole
+from sdattn.files.writing import flush, remove_abandoned, temporary_name, write_whole
 from sdattn.runs.folder import save_run
 from sdattn.runs.targets import check_target, new_folder
 
@@ -106,6 +108,53 @@ def test_what_dead_processes_left_is_removed(tmp_path):
         os.utime(tmp_path / name, (0, 0))
     remove_abandoned(tmp_path, ".t-")
     assert set(os.listdir(tmp_path)) == {living, elsewhere, "mine"}
+
+
+def test_another_container_with_the_same_host_name_is_another_machine(tmp_path, monkeypatch):
+    """It has its own process numbers: ours say nothing about it."""
+    really = os.stat
+
+    def stat_there(path, *args, **options):
+        found = really(path, *args, **options)
+        if path != "/proc/self/ns/pid":
+            return found
+        return os.stat_result((*found[:1], found.st_ino + 1, *found[2:]))
+
+    if not os.path.exists("/proc/self/ns/pid"):
+        pytest.skip("no namespaces of processes")
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "stat", stat_there)
+        patch.setattr(os, "getpid", lambda: 2**22 + 1)  # no process's here
+        theirs = [tmp_path / temporary_name(".t-") for _ in range(2)]
+        for path in theirs:
+            path.touch()
+        os.utime(theirs[0], (0, 0))
+    remove_abandoned(tmp_path, ".t-")
+    assert [*tmp_path.iterdir()] == theirs[1:]
+
+
+@pytest.mark.parametrize("name", ["EINVAL", "ENOTSUP", "EACCES"])
+def test_a_folder_that_cannot_be_flushed_is_written_all_the_same(tmp_path, monkeypatch, name):
+    """As on CIFS and VirtualBox's disks; a file that cannot be, or a broken disk, raises."""
+    fsync = os.fsync
+    number = getattr(errno, name)
+
+    def refuse(descriptor):
+        if not stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            return fsync(descriptor)
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "fsync", refuse)
+    write_whole(tmp_path / "a", b"a")
+    assert (tmp_path / "a").read_bytes() == b"a"
+    for number, path in ((errno.EIO, tmp_path), (errno.EINVAL, tmp_path / "a")):
+
+        def fail(_, number=number):
+            raise OSError(number, os.strerror(number))
+
+        monkeypatch.setattr(os, "fsync", fail)
+        with pytest.raises(OSError, match=re.escape(os.strerror(number))):
+            flush(path)
 
 
 def test_all_is_on_the_disk_before_it_takes_its_place(tmp_path, monkeypatch):

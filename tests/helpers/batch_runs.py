@@ -82,6 +82,7 @@ def manifest(**changes):
     settings |= {"save": ["image", "maps"], "options": {}, "format": "folder", "batch_size": 1}
     settings |= {"shard_items": 2, "fingerprint": "f", "preset": BOTH.to_json()}
     made = {"source": "in.txt", "digest": "d", "items": 3, "shards": 2, "bad_lines": 0}
+    made |= {"shards": ["of the shard"] * changes.pop("shards", 2)}
     of_input = BatchInput.__dataclass_fields__
     settings |= {name: one for name, one in changes.items() if name not in of_input}
     made |= {name: one for name, one in changes.items() if name in of_input}
