@@ -70,7 +70,7 @@ _NOT_REACHED = (
 )
 # urllib3 shows objects by their addresses in memory, and the hub numbers its answers
 _NOISE = re.compile(r"<[^<>]* at 0x[0-9a-f]+>: ?| ?\(Request ID: [^)]*\)")
-_LOST = {"TransportError", "ConnectionError", "Timeout", "TimeoutError"}
+_LOST = {"TransportError", "ConnectionError", "Timeout", "TimeoutError", "ChunkedEncodingError"}
 _PROXIES = ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy", "HTTP_PROXY", "http_proxy")
 
 

@@ -25,6 +25,10 @@ NotConnected = getattr(http, "ConnectError", None) or http.ConnectionError
 LONG = "404 Client Error. (Request ID: Root=1-abc) " + "Repository Not Found for url: " + "x" * 400
 
 
+class ChunkedEncodingError(OSError):
+    """As requests, the HTTP library of older versions, calls it."""
+
+
 class Answer:
     def __init__(self, status):
         self.status_code = status
@@ -66,6 +70,7 @@ REASONS = [  # an error, what it becomes, and words of the message
     (OfflineModeIsEnabled("offline"), MissingFileError, ("HF_HUB_OFFLINE", "hf download owner")),
     (NotConnected("no route to host"), AccessError, ("cannot be reached", "no route to host")),
     (http.ReadTimeout("slow"), AccessError, ("cannot be reached", "connection")),
+    (ChunkedEncodingError("IncompleteRead"), AccessError, ("cannot be reached", "connection")),
     (ConnectionResetError("reset"), AccessError, ("cannot be reached", "connection")),
     (OSError(errno.ENOSPC, "No space left on device"), AccessError, ("full", "HF_HOME")),
     (NotConnected("[SSL: CERTIFICATE_VERIFY_FAILED]"), AccessError, ("SSL_CERT_FILE",)),
