@@ -262,6 +262,17 @@ def test_status_is_read_from_the_records_alone(model, tmp_path):
 # Requests
 
 
+def array(job, jobs, step=1):
+    """What SLURM tells a job of an array."""
+    told = f"TASK_ID={job} TASK_COUNT={len(jobs)} TASK_MIN={jobs[0]} TASK_MAX={jobs[-1]}"
+    return f"{told} TASK_STEP={step}"
+
+
+def as_variables(text):
+    pairs = (variable.split("=") for variable in text.split())
+    return {name.replace("TASK", "SLURM_ARRAY_TASK"): value for name, value in pairs}
+
+
 @pytest.mark.parametrize(
     ("variables", "part"),
     [
@@ -269,14 +280,60 @@ def test_status_is_read_from_the_records_alone(model, tmp_path):
         ("RANK=0 WORLD_SIZE=1", None),
         ("RANK=3 WORLD_SIZE=4", (4, 4)),
         ("RANK=3", None),
-        ("TASK_ID=1 TASK_COUNT=8 TASK_MIN=1", (1, 8)),
-        ("TASK_ID=7 TASK_COUNT=4 TASK_MIN=1 TASK_STEP=2", (4, 4)),
-        ("TASK_ID=1 TASK_COUNT=2 RANK=1 WORLD_SIZE=4", (6, 8)),  # each rank of each job is a part
+        (array(5, [5]), None),
+        (array(1, range(1, 9)), (1, 8)),
+        (array(7, [1, 3, 5, 7], step=2), (4, 4)),
+        (array(8, [3, 8], step=5), (2, 2)),
+        (array(1, [0, 1]) + " RANK=1 WORLD_SIZE=4", (6, 8)),  # each rank of each job is a part
     ],
 )
 def test_the_part_of_a_launcher(variables, part):
-    variables = variables.replace("TASK", "SLURM_ARRAY_TASK").split()
-    assert part_of_environment(dict(variable.split("=") for variable in variables)) == part
+    assert part_of_environment(as_variables(variables)) == part
+
+
+@pytest.mark.parametrize(
+    "jobs", [[1, 3, 4], [3, 7], [2, 3, 5, 8], [0, 2], [1, 2, 3, 9], [1, 3, 5, 8], [1, 2, 4, 7]]
+)
+@pytest.mark.parametrize("step", [1, 2, 3, 4])
+def test_no_array_leaves_a_part_to_nobody_in_silence(jobs, step):
+    """Each job is refused, or those that are not draw different parts."""
+    parts = []
+    for job in jobs:
+        try:
+            parts.append(part_of_environment(as_variables(array(job, jobs, step))))
+        except ValueError as refused:
+            assert f"Write --array=1-{len(jobs)}" in str(refused) and "`part`" in str(refused)
+            parts.append(None)
+    is_regular = jobs == [*range(jobs[0], jobs[-1] + 1, step)]
+    assert (None in parts) != is_regular
+    assert {of for part in parts if part for of in part[1:]} <= {len(jobs)}
+
+
+@pytest.mark.parametrize(
+    ("variables", "reason"),
+    [
+        ("TASK_ID=3", "SLURM_ARRAY_TASK_COUNT='' is not a number"),
+        (array(2, [1, 2]).replace("MIN=1", "MIN="), "TASK_MIN='' is not a number"),
+        (array("two", [1, 2]), "TASK_ID='two' is not a number"),
+        (array(9, range(1, 9)), "job 9 cannot know which part"),
+        (array(0, range(1, 9)), "job 0 cannot know which part"),
+        (array(1, [1, 2], step=0), "cannot know which part"),
+        ("RANK=4 WORLD_SIZE=4", "RANK=4 is none of WORLD_SIZE=4"),
+        ("RANK=-1 WORLD_SIZE=4", "RANK='-1' is not a number"),
+        ("RANK=0 WORLD_SIZE=0", "RANK=0 is none of WORLD_SIZE=0"),
+        ("RANK= WORLD_SIZE=4", "RANK='' is not a number"),
+    ],
+)
+def test_variables_that_tell_no_part_are_refused_before_anything_is_loaded(
+    monkeypatch, variables, reason
+):
+    with pytest.raises(ValueError, match=reason.replace("(", r"\(")):
+        part_of_environment(as_variables(variables))
+    for name, text in as_variables(variables).items():
+        monkeypatch.setenv(name, text)
+    with pytest.raises(ValueError, match=reason):
+        Request("in.txt", "run").check()
+    Request("in.txt", "run", part=(1, 2)).check()
 
 
 @pytest.mark.parametrize(
