@@ -29,7 +29,7 @@ from ..models.facts import makes_videos
 from ..runs.editrun import EditRun
 from ..runs.imagerun import ImageRun
 from ..runs.info import FORMAT as RUN_FORMAT
-from .checking import remove_litter, write_summaries
+from .checking import n_missing, remove_litter, write_summaries
 from .checks import Job
 from .drawing import BatchDrawer
 from .engines import Engine, ThisProcess, engine_for, map_shards, worker_devices
@@ -312,8 +312,15 @@ def _draw_missing(
             if request.max_errors is not None and failed >= request.max_errors:
                 stops.set(f"{failed} item(s) have failed, as many as `max_errors` allows")
         seconds = progress.seconds
-    remove_litter(place, manifest)
-    write_summaries(place, manifest)
+    # Each part looks after its own last record, so the last one to end finds no shard missing.
+    if of > 1 and (left := n_missing(place, manifest)):
+        say(
+            f"shards that are not drawn yet: {left:,}. The last part to end writes metadata.jsonl, "
+            "errors.jsonl and index.html"
+        )
+    else:
+        remove_litter(place, manifest)
+        write_summaries(place, manifest)
     return Outcome(items, before, whole, failed, plan.bad_lines, stops.reason, seconds)
 
 

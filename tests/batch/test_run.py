@@ -11,10 +11,10 @@ from helpers.batch_draws import ALL, SMALL, draw, watch_models  # noqa: F401
 from helpers.batch_runs import FORMATS, rows_of
 from helpers.trees import tree
 
-from sdattn.batch import Request, open_batch, run_batch, status, verify
+from sdattn.batch import Request, checking, open_batch, run_batch, status, verify
 from sdattn.batch import run as module
 from sdattn.batch.engines import worker_devices
-from sdattn.batch.records import read_record
+from sdattn.batch.records import read_manifest, read_record, read_records
 from sdattn.batch.request import Outcome, part_of_environment
 from sdattn.batch.run import forecast
 from sdattn.files.place import Place
@@ -224,8 +224,6 @@ def test_two_commands_at_once_in_one_folder_end_well_and_with_equal_bytes(model,
 
 def test_summaries_have_every_record_whoever_ends_last(model, tmp_path, monkeypatch):
     """Another command publishes a record while this one writes its summaries."""
-    from sdattn.batch import checking
-
     draw(model, tmp_path / "run", EIGHT)
     last = records(tmp_path / "run")[-1]
     data = last.read_bytes()
@@ -240,6 +238,44 @@ def test_summaries_have_every_record_whoever_ends_last(model, tmp_path, monkeypa
     monkeypatch.setattr(checking, "_summaries", meanwhile)
     checking.write_summaries(place, checking.read_manifest(place))
     assert len(rows_of(tmp_path / "run/metadata.jsonl")) == 8
+
+
+@pytest.mark.parametrize("changes", [{}, {"retry_failed": True}])
+def test_the_last_part_to_end_writes_the_summaries(model, tmp_path, monkeypatch, changes, capsys):
+    """The others neither write them nor read the records of all."""
+    calls = []
+    write = checking.write_summaries
+    monkeypatch.setattr(module, "write_summaries", lambda *args: calls.append(args) or write(*args))
+    for which in (2, 1, 3):
+        outcome = draw(model, tmp_path / "run", EIGHT, part=(which, 3), **changes)
+        assert outcome.exit_code == 0
+        is_last = which == 3
+        assert len(calls) == is_last == (tmp_path / "run/index.html").is_file()
+        said = capsys.readouterr().err
+        assert ("shards that are not drawn yet: " in said) != is_last
+    assert verify(tmp_path / "run") == (8, [])
+    records(tmp_path / "run")[0].unlink()  # part 1 is lost after all
+    draw(model, tmp_path / "run", EIGHT, part=(2, 3))
+    assert len(calls) == 1
+    checking.summarize(tmp_path / "run")
+    listed = [row["id"] for row in rows_of(tmp_path / "run/metadata.jsonl")]
+    assert listed == [*open_batch(tmp_path / "run")] and 0 < len(listed) < 8
+
+
+def test_a_part_that_ended_does_not_follow_the_records_of_others(model, tmp_path, monkeypatch):
+    """Another part publishes a record whenever this one has written a file."""
+    draw(model, tmp_path / "run", EIGHT)
+    written = []
+    publish = Place.publish
+
+    def meanwhile(place, name, parts):
+        publish(place, name, parts)
+        written.append(name)
+        os.utime(records(tmp_path / "run")[0], (1000 + len(written),) * 2)
+
+    monkeypatch.setattr(Place, "publish", meanwhile)
+    checking.write_summaries(Place(tmp_path / "run"), read_manifest(Place(tmp_path / "run")))
+    assert written == 2 * ["metadata.jsonl", "errors.jsonl", "index.html"]
 
 
 def test_status_is_read_from_the_records_alone(model, tmp_path):
@@ -257,6 +293,26 @@ def test_status_is_read_from_the_records_alone(model, tmp_path):
     assert found.nbytes == sum(map(len, data))
     assert found.rate == pytest.approx(4 / 20)  # after the first shard
     assert found.seconds_left == pytest.approx(10)
+
+
+def test_status_counts_what_texts_cannot_disturb(model, tmp_path, watched, tiny_pipe):
+    """It does not parse the rows, whose texts may look like their keys."""
+    watched.forbidden = tiny_pipe.tokenizer("dog").input_ids[1]
+    hostile = 'a cat "failed": "no", "bytes": 7, \\"failed\\": 1 \r\u2028'
+    rows = [{"prompt": hostile}, {"prompt": f"a dog {hostile}"}, {"prompt": "a cat"}]
+    for format in FORMATS:
+        root = tmp_path / format
+        draw(model, root, rows, format=format, shard_items=2, batch_size=1)
+        held = [*read_records(Place(root), 2)]
+        found = status(root)
+        assert (found.whole, found.failed, found.done) == (2, 1, 2)
+        assert found.nbytes == sum(record.nbytes for record in held)
+        files = [path for path in (root / "shards").rglob("*.*") if path.suffix != ".jsonl"]
+        assert found.nbytes == sum(path.stat().st_size for path in files if path.is_file())
+        first, second = records(root)
+        first.write_bytes(first.read_bytes()[:-9])
+        second.write_bytes(b"{}\n")
+        assert (status(root).done, status(root).whole) == (0, 0)
 
 
 # Requests
@@ -301,8 +357,7 @@ def test_no_array_leaves_a_part_to_nobody_in_silence(jobs, step):
     for job in jobs:
         try:
             parts.append(part_of_environment(as_variables(array(job, jobs, step))))
-        except ValueError as refused:
-            assert f"Write --array=1-{len(jobs)}" in str(refused) and "`part`" in str(refused)
+        except ValueError:
             parts.append(None)
     is_regular = jobs == [*range(jobs[0], jobs[-1] + 1, step)]
     assert (None in parts) != is_regular
@@ -315,6 +370,7 @@ def test_no_array_leaves_a_part_to_nobody_in_silence(jobs, step):
         ("TASK_ID=3", "SLURM_ARRAY_TASK_COUNT='' is not a number"),
         (array(2, [1, 2]).replace("MIN=1", "MIN="), "TASK_MIN='' is not a number"),
         (array("two", [1, 2]), "TASK_ID='two' is not a number"),
+        (array(3, [1, 3, 4]), "Write --array=1-3: .*pass `part`"),
         (array(9, range(1, 9)), "job 9 cannot know which part"),
         (array(0, range(1, 9)), "job 0 cannot know which part"),
         (array(1, [1, 2], step=0), "cannot know which part"),
