@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import sys
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
@@ -21,10 +22,11 @@ from concurrent.futures import (
     wait,
 )
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from multiprocessing import get_context, parent_process
 from queue import SimpleQueue
+from types import ModuleType
 from typing import Any, Protocol, TypeVar
 
 import torch
@@ -239,7 +241,9 @@ class Processes(_Workers):
                 )
                 pools.append(self.stack.enter_context(pool))
             request = replace(self.request, device=device)
-            return pools[0].submit(_in_worker, function, request, *arguments).result()
+            with _without_script():  # the first call begins the process
+                future = pools[0].submit(_in_worker, function, request, *arguments)
+            return future.result()
         except BrokenProcessPool as error:
             pools.clear()
             say(f"a worker on {device} has ended too soon")
@@ -249,6 +253,22 @@ class Processes(_Workers):
 
     def close(self) -> None:
         self.stack.close()
+
+
+_spawning = threading.Lock()
+
+
+@contextmanager
+def _without_script() -> Iterator[None]:
+    """Let processes begin without running the caller's script: they need nothing of it, and a
+    script that calls `run_batch` at its top would begin the run again in each of them."""
+    with _spawning:
+        script = sys.modules["__main__"]
+        sys.modules["__main__"] = ModuleType("__main__")
+        try:
+            yield
+        finally:
+            sys.modules["__main__"] = script
 
 
 def _begin_worker(progress: bool) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import random
 import signal
 import threading
@@ -53,7 +54,10 @@ _DECISIVE = ["weights", "dtype", "save", "preset", "batch_size", "edits", "photo
 _DECISIVE += ["video_format", "mask_words", "mask_threshold"]
 _COMPARED = [name for name in _DECISIVE if name != "edits"]  # the input's digest tells those
 _COMPARED += ["pipeline", "options", "format", "shard_items"]
-_ECHO = 3.0  # seconds in which a launcher may repeat a signal that its processes already got
+# Seconds in which a signal that comes again is the same one: a launcher may repeat what its
+# processes already got; a terminal does not, and a hand is slower.
+_ECHO = 3.0
+_HAND = 0.1
 
 
 def run_batch(request: Request) -> Outcome:
@@ -348,9 +352,13 @@ def _done(place: Place, manifest: Manifest, plan: Plan, numbers: range) -> dict[
         return {number: record for number, record in records if record is not None}
 
 
+def _is_launched() -> bool:
+    return not {"LOCAL_RANK", "SLURM_JOB_ID"}.isdisjoint(os.environ)
+
+
 class _Stops:
     """Hears, inside its block, the first SIGINT or SIGTERM, and any other reason to stop; another
-    signal, some seconds later, ends the process."""
+    signal ends the process, under a launcher some seconds later."""
 
     def __init__(self) -> None:
         self.reason: str | None = None
@@ -379,6 +387,6 @@ class _Stops:
             self._first = time.monotonic()
             self.set(name)
             say(f"{name}: finishing the shards in hand; once more ends at once")
-        elif time.monotonic() - self._first > _ECHO:
+        elif time.monotonic() - self._first > (_ECHO if _is_launched() else _HAND):
             signal.signal(number, signal.SIG_DFL)  # a kill does no harm, and threads do not hear
             signal.raise_signal(number)

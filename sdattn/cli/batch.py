@@ -2,6 +2,7 @@
 
 import json
 import os
+import sys
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import datetime, timedelta
@@ -180,6 +181,8 @@ def batch(
     checks = Checks()
     given = checks.call(call)
     checks.refuse()
+    if "torch" not in sys.modules and not output.quiet:
+        say(f"loading torch and diffusers, then the model {loaded.get('model', 'demo')}")
     from ..batch.request import Request
     from ..loading.options import LoadingOptions
     from ..maps.presets import preset_of

@@ -4,9 +4,12 @@ only a shard that ends them alone is to blame."""
 import json
 import os
 import signal
+import subprocess
 import sys
 import threading
 from collections import Counter
+from concurrent.futures.process import BrokenProcessPool
+from multiprocessing.spawn import get_preparation_data
 
 import pytest
 import torch
@@ -267,6 +270,59 @@ def without_source(root):
     found = tree(root)
     document = json.loads(found.pop("batch.json"))
     return found, document["settings"]
+
+
+SCRIPT = """
+from sdattn.batch import Request
+from sdattn.batch.engines import Processes
+
+print("the script runs")
+engine = Processes(Request("in.txt", "run"), ["cpu"])
+print(engine._call(format), flush=True)
+engine.close()
+import __main__
+assert __main__.SCRIPT is None
+"""
+
+
+def test_a_worker_is_told_of_no_script_to_run(monkeypatch):
+    """And the script is there again after its process has begun, or could not."""
+    script, told = sys.modules["__main__"], []
+
+    class Pool:
+        def __init__(self, *_):
+            pass
+
+        __enter__ = __exit__ = lambda self, *_: self
+
+        def submit(self, *_):
+            told.append(get_preparation_data("worker"))
+            raise BrokenProcessPool
+
+    monkeypatch.setattr(engines, "ProcessPoolExecutor", Pool)
+    engine = Processes(Request("in.txt", "run"), ["cpu"])
+    with pytest.raises(WorkerLostError):
+        engine._call(says_device)
+    assert not any(name.startswith("init_main") for name in told[0])
+    assert any(name.startswith("init_main") for name in get_preparation_data("worker"))
+    assert sys.modules["__main__"] is script
+
+
+@pytest.mark.slow
+def test_a_script_without_a_main_block_runs_once(tmp_path):
+    """Its workers do not run it again."""
+    (tmp_path / "script.py").write_text(f"SCRIPT = None\n{SCRIPT}")
+    path = os.pathsep.join([str(tmp_path), *sys.path])
+    done = subprocess.run(
+        [sys.executable, "script.py"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": path},
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("the script runs\nRequest(source='in.txt'")
+    assert done.stdout.count("the script runs") == 1
 
 
 # Ray

@@ -209,6 +209,28 @@ def test_a_signal_finishes_the_shards_in_hand(model, tmp_path, monkeypatch, name
     assert verify(tmp_path / "run") == (40, [])
 
 
+@pytest.mark.parametrize("launched", [None, "LOCAL_RANK", "SLURM_JOB_ID"])
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
+def test_a_second_signal_ends_at_once_but_an_echo_does_not(monkeypatch, launched, name):
+    """A launcher repeats within seconds what its processes already got."""
+    for variable in ("LOCAL_RANK", "SLURM_JOB_ID"):
+        monkeypatch.delenv(variable, raising=False)
+    if launched:
+        monkeypatch.setenv(launched, "0")
+    number, ended = getattr(signal, name), []
+    before = signal.getsignal(number)
+    with module._Stops() as stops:
+        signal.raise_signal(number)
+        monkeypatch.setattr(signal, "raise_signal", ended.append)
+        for seconds, ends in ((0, False), (0.3, not launched), (4, True)):
+            stops._first -= seconds
+            os.kill(os.getpid(), number)
+            assert bool(ended) == ends
+            signal.signal(number, stops._hear)
+    assert stops.reason == name and {*ended} == {number}
+    assert signal.getsignal(number) is before
+
+
 @pytest.mark.parametrize("format", FORMATS)
 def test_two_commands_at_once_in_one_folder_end_well_and_with_equal_bytes(model, tmp_path, format):
     """As threads, so that they meet; in processes with kills each week, see test_killed."""
