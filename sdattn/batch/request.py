@@ -161,7 +161,7 @@ def part_of_environment(variables: Mapping[str, str] = os.environ) -> tuple[int,
     If each job of an array starts several ranks, every rank of every job is a part.
 
     Raises:
-        ValueError: variables that do not tell a part, such as those of an array with gaps.
+        ValueError: variables that tell no part, as in an array with gaps.
 
     >>> array = {"ID": "2", "COUNT": "4", "MIN": "0", "MAX": "3", "STEP": "1"}
     >>> part_of_environment({f"SLURM_ARRAY_TASK_{name}": text for name, text in array.items()})
