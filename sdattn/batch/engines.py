@@ -141,7 +141,7 @@ def _draw_together(
                     lost.append(shard)
                     in_a_row += 1
                     if in_a_row == most:
-                        raise _all_lost(engine, in_a_row, error) from error
+                        raise _all_lost(engine.request, in_a_row, error) from error
                 else:
                     in_a_row = 0
                     yield record
@@ -161,11 +161,11 @@ def _draw_alone(engine: Engine, manifest: Manifest, shard: Shard, tell: Tell) ->
     return record
 
 
-def _all_lost(engine: Engine, number: int, error: WorkerLostError) -> RunError:
+def _all_lost(request: Request, number: int, error: WorkerLostError) -> RunError:
     return RunError(
         f"{number} workers in a row ended and drew nothing. The last: {error} If memory is short, "
         "choose a smaller `batch_size` or fewer `workers`. Finished shards stay in "
-        f"{engine.request.out}; once this is fixed, the same command does the rest."
+        f"{request.out}; once this is fixed, the same command does the rest."
     )
 
 
@@ -200,7 +200,7 @@ class _Workers(ABC):
                 return self._call(describe)
             except WorkerLostError as error:
                 last = error
-        raise _all_lost(self, _TRIES, last) from last
+        raise _all_lost(self.request, _TRIES, last) from last
 
     def draw(self, manifest: Manifest, shard: Shard, tell: Tell) -> ShardRecord:
         record: ShardRecord = self._call(draw_shard, manifest, shard)
