@@ -8,8 +8,9 @@ The runs on Ray (--runs) need `pip install 'sdattn[ray]'`. --beside CHECKOUT mak
 sdattn of another checkout too, in the same rounds.
 
 --plan N instead takes the time of one core and the peak memory, beyond the imports, of planning a
-list of N lines, without and with "words". --memory compares the peak memory of 200 and of 2,000
-items.
+list of N lines, without and with "words". --run N takes the time of planning, telling, summarising
+and verifying a run of N items, beside that of drawing 100. --memory compares the peak memory of 200
+and of 2,000 items.
 """
 
 import argparse
@@ -223,6 +224,93 @@ def plan(prompts: Path) -> None:
     print(json.dumps(made))
 
 
+def measure_run(items: int) -> dict[str, float]:
+    """Seconds of what is done with a whole run, in a fresh process."""
+    with tempfile.TemporaryDirectory() as folder:
+        write_prompts(Path(folder, "prompts.txt"), items)
+        options = ["--out", f"{folder}/run", "--limit", "100", "--format", "webdataset", *DATA]
+        options += ["--batch-size", str(BATCH), "--device", "cpu"]
+        text = run(["-m", "sdattn", "batch", f"{folder}/prompts.txt", *options])
+        seconds = float(re.search(r"made in ([\d.]+) s", " ".join(text.split()))[1])
+        told = json.loads(run([*AGAIN, "--run-of", folder, "--items", str(items)]))
+    return {"drawing 100": seconds, **told}
+
+
+def take_run(folder: Path, items: int) -> None:
+    """Print the seconds of each part of a run of so many items, which are copies of those drawn."""
+    from sdattn.batch import open_batch, status, verify
+    from sdattn.batch.checking import summarize
+    from sdattn.batch.plan import make_plan
+    from sdattn.batch.request import Request
+    from sdattn.loading.pipelines import load_pipeline
+
+    pipe = load_pipeline("demo", device="cpu")
+    copy_items(folder / "run", items)
+    parts = {
+        "planning": lambda: make_plan(Request(folder / "prompts.txt"), pipe).close(),
+        "--status": lambda: status(folder / "run"),
+        "open_batch()": lambda: open_batch(folder / "run"),
+        "--summarize": lambda: summarize(folder / "run"),
+        "--verify": lambda: verify(folder / "run"),
+    }
+    found = {}
+    for name, call in parts.items():
+        start = time.perf_counter()
+        made = call()
+        found[name] = time.perf_counter() - start
+    assert made == (items, []), made
+    print(json.dumps(found))
+
+
+def copy_items(root: Path, items: int) -> None:
+    """Make a run's items so many, with ids and records of their own."""
+    from dataclasses import replace
+    from itertools import cycle, islice
+
+    from sdattn.batch.formats import format_of
+    from sdattn.batch.records import ShardRecord, read_manifest, read_records, record_name, row_of
+    from sdattn.files.place import Place
+    from sdattn.files.records import sealed
+    from sdattn.files.writing import sha256
+    from sdattn.runs.info import read_info
+
+    place = Place(root)
+    manifest = read_manifest(place)
+    format = format_of(place, manifest)
+    drawn = []
+    for record in read_records(place, manifest):
+        drawn += [(format.read(row["place"], row["id"]), row["thumb"]) for row in record.rows]
+    copies = cycle(drawn)
+    for number, first in enumerate(range(1, items + 1, 100)):
+        lines = range(first, min(items + 1, first + 100))
+        held = []
+        with format.writer(number) as writer:
+            for line, (files, thumb) in zip(lines, islice(copies, len(lines)), strict=True):
+                own = {"id": f"{line:06d}", "line": line}
+                files = {**files, "run.json": sealed({**json.loads(files["run.json"]), **own})}
+                writer.add(own["id"], files)
+                held.append((files, thumb))
+            data, locations = writer.finish()
+        rows = []
+        for files, thumb in held:
+            info = read_info(files, "a copy")
+            sizes = {name: len(content) for name, content in files.items()}
+            row = row_of(info, locations[info.id], sha256(files["run.json"]), sizes)
+            rows.append({**row, "thumb": thumb})
+        written = ShardRecord(number, record.fingerprint, data, record.sheet, rows)
+        place.publish(record_name(number), written.packed())
+    told = replace(manifest.input, items=items, shards=number + 1)
+    place.publish("batch.json", replace(manifest, input=told).sealed())
+
+
+def print_run(found: dict[str, float], items: int) -> None:
+    print(f"\n{processor_name().split(',')[0]}\n\n| a run of {items:,} items | seconds |")
+    print("|---|---|")
+    for name, seconds in found.items():
+        print(f"| {name} | {seconds:.1f} |")
+    print(f"| all but drawing | {sum(found.values()) - found['drawing 100']:.1f} |")
+
+
 def print_plans(found: dict[str, dict[str, float]], lines: int) -> None:
     print(f"\n{processor_name().split(',')[0]}\n\n| {lines:,} lines | one core | memory |")
     print("|---|---|---|")
@@ -238,12 +326,14 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="32 items, 2 rounds")
     parser.add_argument("--memory", action="store_true")
     parser.add_argument("--plan", type=int, metavar="N")
+    parser.add_argument("--run", type=int, metavar="N")
     parser.add_argument("--json", type=Path, help="write the figures here too")
     parser.add_argument("--device", default="cpu", help="of the pace")
     parser.add_argument("--runs", nargs="+", choices=VARIANTS, default=local)
     parser.add_argument("--beside", type=Path, metavar="CHECKOUT", help="another sdattn's folder")
     parser.add_argument("--plain", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--plan-of", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--run-of", type=Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.plain:
         draw_plainly(arguments.plain, arguments.device)
@@ -251,11 +341,17 @@ def main() -> None:
     if arguments.plan_of:
         plan(arguments.plan_of)
         return
+    if arguments.run_of:
+        take_run(arguments.run_of, arguments.items)
+        return
     if arguments.quick:
         arguments.items, arguments.rounds = 32, 2
     if arguments.memory:
         found = measure_memory()
         print_memory(found)
+    elif arguments.run:
+        found = measure_run(arguments.run)
+        print_run(found, arguments.run)
     elif arguments.plan:
         found = measure_plans(arguments.plan)
         print_plans(found, arguments.plan)

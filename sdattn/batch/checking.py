@@ -49,8 +49,9 @@ _ITEM_NAME = re.compile(r".+-[0-9a-f]{6}")  # and in a shard's folder
 
 def write_summaries(place: Place, manifest: Manifest) -> None:
     """Write what is made from the records. If another command publishes records meanwhile, write
-    it again, so that the last one to end has all of them."""
-    while True:
+    it once more: that one may have ended with older records, and any that publishes yet more of
+    them writes it after this one."""
+    for _ in range(2):
         before = _records_there(place)
         written = set()
         for name, parts in _summaries(place, manifest):
@@ -61,6 +62,20 @@ def write_summaries(place: Place, manifest: Manifest) -> None:
                 place.remove(name)
         if _records_there(place) == before:
             return
+
+
+def summarize(root: str | Path) -> None:
+    """Write the summaries of a run as far as it is, also while others draw it; raise as
+    :func:`verify` does."""
+    place = Place(root)
+    write_summaries(place, read_manifest(place))
+
+
+def n_missing(place: Place, manifest: Manifest) -> int:
+    """Return the number of shards without a record, by the names of files alone."""
+    there = place.files("shards")
+    names = map(record_name, range(len(manifest.input.shards)))
+    return sum(name.removeprefix("shards/") not in there for name in names)
 
 
 def _summaries(place: Place, manifest: Manifest) -> Iterator[tuple[str, Iterator[bytes]]]:

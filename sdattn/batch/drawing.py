@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from ..edit.editing import edit
+from ..errors import RunError
 from ..files.terminal import say
 from ..maps.presets import Preset, preset_for
 from ..models.pipeline import Pipeline
@@ -21,6 +22,10 @@ from ..runs.preparing import prepare
 from ..runs.run import Run
 from ..runs.sampling import sample
 from .checks import Job
+
+
+class DeviceLostError(RunError):
+    """A device that answers no call of this process any more, whatever is drawn."""
 
 
 class BatchDrawer:
@@ -63,6 +68,8 @@ class BatchDrawer:
             reason = " ".join(f"{type(error).__name__}: {error}".split())
             text = traceback.format_exc()
             too_large = isinstance(error, torch.OutOfMemoryError) or should_reduce_batch_size(error)
+            if not too_large:
+                check_device(self.pipe.device)
         else:
             for job, (image_run, edit_run) in zip(part, drawn, strict=True):
                 if job.item.id in needed:
@@ -113,6 +120,23 @@ class BatchDrawer:
         if jobs[0].item.negative_prompt is not None:
             options["negative_prompt"] = [job.item.negative_prompt for job in jobs]
         return sample(prepare(pipe, prompts, options, seed=seeds, preset=self.preset, videos=True))
+
+
+def check_device(device: torch.device) -> None:
+    """Raise DeviceLostError if a device no longer answers: after an illegal access or a fault of
+    the hardware, each later call of CUDA in the process fails, too."""
+    if device.type == "cpu":
+        return
+    try:
+        torch.ones(1, device=device).item()
+    except torch.OutOfMemoryError:
+        pass
+    except RuntimeError as error:
+        said = " ".join(str(error).split())
+        raise DeviceLostError(
+            f"{device} no longer answers: {said} Finished shards stay; the same command does the "
+            "rest."
+        ) from error
 
 
 def trim_heap() -> None:

@@ -13,6 +13,8 @@ import tarfile
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack, suppress
+from functools import lru_cache
+from pathlib import Path
 from typing import ClassVar
 
 from ..errors import InvalidValueError, MissingFileError
@@ -151,14 +153,17 @@ class Tars(Format):
         self, location: str, item: str, names: Collection[str] | None = None
     ) -> dict[str, bytes]:
         found = {}
+        path = self.place.local(location)
+        known = path.stat()
         try:
-            with tarfile.open(self.place.local(location), "r:", encoding="utf-8") as tar:
-                for member in tar:
-                    owner, name = _owner(member.name)
-                    if owner == item and (names is None or name in names):
-                        found[name] = tar.extractfile(member).read()  # type: ignore[union-attr]
-        except (tarfile.TarError, AttributeError, EOFError) as error:
+            members = _members(path, known.st_size, known.st_mtime_ns).get(item, {})
+        except (tarfile.TarError, EOFError) as error:
             raise InvalidValueError(f"{location} cannot be read: {error}") from error
+        with path.open("rb") as file:
+            for name, (start, size) in members.items():
+                if names is None or name in names:
+                    file.seek(start)
+                    found[name] = file.read(size)
         if not found:
             raise MissingFileError(f"{location} holds no item {item!r}")
         return found
@@ -191,6 +196,19 @@ class _TarWriter(ShardWriter):
         made = ShardFile(name, self.path.stat().st_size, checksum)
         self.format.place.publish_file(name, self.path)
         return made, dict.fromkeys(self.ids, name)
+
+
+@lru_cache(16)
+def _members(path: Path, size: int, time: int) -> dict[str, dict[str, tuple[int, int]]]:
+    """Return, by item and name, where each file of a tar begins and its size in bytes; the tar's
+    own size and time tell one file from another."""
+    found: dict[str, dict[str, tuple[int, int]]] = {}
+    with tarfile.open(path, "r:", encoding="utf-8") as tar:
+        for member in tar:
+            item, name = _owner(member.name)
+            if member.isfile():
+                found.setdefault(item, {})[name] = member.offset_data, member.size
+    return found
 
 
 def _owner(member: str) -> tuple[str, str]:

@@ -113,6 +113,8 @@ class Request:
         which, of = self.part or (1, 1)
         if not 1 <= which <= of:
             raise refuse("part", self.part, f"{(1, of)} to {(of, of)}")
+        if self.part is None:
+            part_of_environment()  # or refuse, before anything is loaded
         if self.engine not in ("local", "ray"):
             raise refuse("engine", self.engine, ("local", "ray"))
         if self.engine == "ray" and find_spec("ray") is None:
@@ -159,23 +161,53 @@ def part_of_environment(variables: Mapping[str, str] = os.environ) -> tuple[int,
 
     If each job of an array starts several ranks, every rank of every job is a part.
 
-    >>> part_of_environment({"SLURM_ARRAY_TASK_ID": "2", "SLURM_ARRAY_TASK_COUNT": "4"})
+    Raises:
+        ValueError: variables that tell no part, as in an array with gaps.
+
+    >>> array = {"ID": "2", "COUNT": "4", "MIN": "0", "MAX": "3", "STEP": "1"}
+    >>> part_of_environment({f"SLURM_ARRAY_TASK_{name}": text for name, text in array.items()})
     (3, 4)
     >>> part_of_environment({"RANK": "1", "WORLD_SIZE": "8"})
     (2, 8)
     """
     number = 0
     count = 1
-    if "SLURM_ARRAY_TASK_ID" in variables and "SLURM_ARRAY_TASK_COUNT" in variables:
-        first = int(variables.get("SLURM_ARRAY_TASK_MIN", "0"))
-        step = int(variables.get("SLURM_ARRAY_TASK_STEP", "1"))
-        number = (int(variables["SLURM_ARRAY_TASK_ID"]) - first) // step
-        count = int(variables["SLURM_ARRAY_TASK_COUNT"])
+    if f"{_ARRAY}ID" in variables:
+        job, count, first, last, step = _numbers(variables, _ARRAY, "ID COUNT MIN MAX STEP")
+        number, between = divmod(job - first, max(step, 1))
+        # SLURM does not tell a job's position in a list with gaps.
+        if between or not 0 <= number < count or first + (count - 1) * step != last:
+            raise InvalidValueError(
+                f"SLURM's array has {count} jobs with numbers from {first} to {last} in steps of "
+                f"{step}, so job {job} cannot know which part is its own. Write "
+                f"--array=1-{count}: each job draws its share of what is missing. Or pass `part`."
+            )
     if "RANK" in variables and "WORLD_SIZE" in variables:
-        size = int(variables["WORLD_SIZE"])
-        number = number * size + int(variables["RANK"])
+        rank, size = _numbers(variables, "", "RANK WORLD_SIZE")
+        if not 0 <= rank < size:
+            raise InvalidValueError(
+                f"RANK={rank} is none of WORLD_SIZE={size} ranks, which are numbered from 0. "
+                "Correct the variables, or pass `part`."
+            )
+        number = number * size + rank
         count *= size
     return None if count == 1 else (number + 1, count)
+
+
+_ARRAY = "SLURM_ARRAY_TASK_"
+
+
+def _numbers(variables: Mapping[str, str], begins: str, names: str) -> list[int]:
+    found = []
+    for name in names.split():
+        text = variables.get(f"{begins}{name}", "")
+        if not text.strip().isdecimal():
+            raise InvalidValueError(
+                f"{begins}{name}={text!r} is not a number, so it does not tell which part of the "
+                "run to draw. Pass `part`."
+            )
+        found.append(int(text))
+    return found
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import random
 import signal
 import threading
@@ -29,7 +30,7 @@ from ..models.facts import makes_videos
 from ..runs.editrun import EditRun
 from ..runs.imagerun import ImageRun
 from ..runs.info import FORMAT as RUN_FORMAT
-from .checking import remove_litter, write_summaries
+from .checking import n_missing, remove_litter, write_summaries
 from .checks import Job
 from .drawing import BatchDrawer
 from .engines import Engine, ThisProcess, engine_for, map_shards, worker_devices
@@ -53,7 +54,10 @@ _DECISIVE = ["weights", "dtype", "save", "preset", "batch_size", "edits", "photo
 _DECISIVE += ["video_format", "mask_words", "mask_threshold"]
 _COMPARED = [name for name in _DECISIVE if name != "edits"]  # the input's digest tells those
 _COMPARED += ["pipeline", "options", "format", "shard_items"]
-_ECHO = 3.0  # seconds in which a launcher may repeat a signal that its processes already got
+# Seconds in which a signal that comes again is the same one: a launcher may repeat what its
+# processes already got; a terminal does not, and a hand is slower.
+_ECHO = 3.0
+_HAND = 0.1
 
 
 def run_batch(request: Request) -> Outcome:
@@ -327,8 +331,15 @@ def _draw_missing(
                 stops.set(f"{failed} item(s) have failed, as many as `max_errors` allows")
         seconds = progress.seconds
     check_claimed(place, manifest)
-    remove_litter(place, manifest)
-    write_summaries(place, manifest)
+    # Each part looks after its own last record, so the last one to end finds no shard missing.
+    if of > 1 and (left := n_missing(place, manifest)):
+        say(
+            f"shards that are not drawn yet: {left:,}. The last part to end writes metadata.jsonl, "
+            "errors.jsonl and index.html"
+        )
+    else:
+        remove_litter(place, manifest)
+        write_summaries(place, manifest)
     return Outcome(items, before, whole, failed, plan.bad_lines, stops.reason, seconds)
 
 
@@ -354,9 +365,13 @@ def _done(place: Place, manifest: Manifest, numbers: range) -> dict[int, ShardRe
         return {number: record for number, record in records if record is not None}
 
 
+def _is_launched() -> bool:
+    return not {"LOCAL_RANK", "SLURM_JOB_ID"}.isdisjoint(os.environ)
+
+
 class _Stops:
     """Hears, inside its block, the first SIGINT or SIGTERM, and any other reason to stop; another
-    signal, some seconds later, ends the process."""
+    signal ends the process, under a launcher some seconds later."""
 
     def __init__(self) -> None:
         self.reason: str | None = None
@@ -385,6 +400,6 @@ class _Stops:
             self._first = time.monotonic()
             self.set(name)
             say(f"{name}: finishing the shards in hand; once more ends at once")
-        elif time.monotonic() - self._first > _ECHO:
+        elif time.monotonic() - self._first > (_ECHO if _is_launched() else _HAND):
             signal.signal(number, signal.SIG_DFL)  # a kill does no harm, and threads do not hear
             signal.raise_signal(number)

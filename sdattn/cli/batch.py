@@ -2,6 +2,7 @@
 
 import json
 import os
+import sys
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import datetime, timedelta
@@ -128,6 +129,14 @@ def batch(
     verify: Annotated[
         Path | None, typer.Option(help="Only read this run again and verify it.", metavar="RUN")
     ] = None,
+    summarize: Annotated[
+        Path | None,
+        typer.Option(
+            help="Only write this run's metadata.jsonl, errors.jsonl and index.html, as far as it "
+            "is.",
+            metavar="RUN",
+        ),
+    ] = None,
     dry_run: Annotated[
         bool,
         typer.Option("--dry-run", help="Only say what would be drawn, and how long it would take."),
@@ -150,12 +159,19 @@ def batch(
       sdattn batch --photos photos/ --out RUN --model owner/name --save image,maps,masks
       sdattn batch --status RUN
     """
-    if (status or verify) and (
-        prompts is not None or "photos" in request or folder is not None or (status and verify)
+    asked = [run for run in (status, verify, summarize) if run]
+    if asked and (
+        prompts is not None or "photos" in request or folder is not None or len(asked) > 1
     ):
-        raise typer.BadParameter("--status and --verify each take a run and nothing else.")
-    if status:
-        return _print_status(output, status)
+        raise typer.BadParameter(
+            "--status, --verify and --summarize each take a run and nothing else."
+        )
+    if summarize:
+        from ..batch.checking import summarize as write
+
+        write(summarize)
+    if run := status or summarize:
+        return _print_status(output, run)
     if verify:
         return _verify(output, verify)
     if (prompts is None) == ("photos" not in request):
@@ -165,11 +181,13 @@ def batch(
     checks = Checks()
     given = checks.call(call)
     checks.refuse()
+    if "torch" not in sys.modules and not output.quiet:
+        say(f"loading torch and diffusers, then the model {loaded.get('model', 'demo')}")
     from ..batch.request import Request
     from ..loading.options import LoadingOptions
     from ..maps.presets import preset_of
 
-    asked = {name: _READ[name](text) if name in _READ else text for name, text in request.items()}
+    fields = {name: _READ[name](text) if name in _READ else text for name, text in request.items()}
     loading = {name: loaded.pop(name) for name in options.LOADING if name in loaded}
     drawn = Request(
         source=prompts,
@@ -179,7 +197,7 @@ def batch(
         loading=LoadingOptions(**loading),
         progress=not output.quiet,
         **loaded,
-        **asked,
+        **fields,
     )
     from ..loading.quiet import quiet_libraries
 

@@ -9,6 +9,7 @@ import pytest
 from helpers.batch_runs import FORMATS, manifest, new_run, pack, publish_shard, three
 from helpers.trees import tree
 
+from sdattn.batch import open_batch
 from sdattn.batch.formats import FORMATS as KNOWN
 from sdattn.batch.formats import format_of, whole_items
 from sdattn.batch.records import read_record
@@ -150,3 +151,25 @@ def test_a_row_names_its_masks_and_its_image(tmp_path):
         f"{row['place']}/masks/0{n}-{w}.png" for n, w in ((1, "a"), (2, "red"), (3, "cat"))
     ]
     assert json.loads(json.dumps(row)) == row
+
+
+def test_a_tar_is_searched_once_for_all_its_items_and_again_if_it_is_another(tmp_path, monkeypatch):
+    """Or a run's check takes a time that grows with the square of its shards' items."""
+    opened = []
+    begin = tarfile.open
+
+    def counted(*args, **options):
+        opened.append(args[0])
+        return begin(*args, **options)
+
+    root = new_run(tmp_path / "run", three(), format="webdataset")
+    held = open_batch(root)
+    monkeypatch.setattr(tarfile, "open", counted)
+    for _ in range(3):
+        assert all(held[item].settings.id == item for item in "abc")
+    assert len(opened) == len({*opened}) == 2  # two shards
+    tar = next((root / "shards").glob("000001-*.tar"))
+    tar.write_bytes(next((root / "shards").glob("000000-*.tar")).read_bytes())
+    with pytest.raises(FileNotFoundError, match="holds no item 'c'"):
+        held["c"]
+    assert len(opened) == 3

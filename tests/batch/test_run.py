@@ -11,10 +11,10 @@ from helpers.batch_draws import ALL, SMALL, draw, watch_models  # noqa: F401
 from helpers.batch_runs import FORMATS, rows_of
 from helpers.trees import tree
 
-from sdattn.batch import Request, open_batch, run_batch, status, verify
+from sdattn.batch import Request, checking, open_batch, run_batch, status, verify
 from sdattn.batch import run as module
 from sdattn.batch.engines import worker_devices
-from sdattn.batch.records import read_record
+from sdattn.batch.records import read_manifest, read_record, read_records
 from sdattn.batch.request import Outcome, part_of_environment
 from sdattn.batch.run import forecast
 from sdattn.files.place import Place
@@ -327,6 +327,28 @@ def test_a_signal_finishes_the_shards_in_hand(model, tmp_path, monkeypatch, name
     assert verify(tmp_path / "run") == (40, [])
 
 
+@pytest.mark.parametrize("launched", [None, "LOCAL_RANK", "SLURM_JOB_ID"])
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
+def test_a_second_signal_ends_at_once_but_an_echo_does_not(monkeypatch, launched, name):
+    """A launcher repeats within seconds what its processes already got."""
+    for variable in ("LOCAL_RANK", "SLURM_JOB_ID"):
+        monkeypatch.delenv(variable, raising=False)
+    if launched:
+        monkeypatch.setenv(launched, "0")
+    number, ended = getattr(signal, name), []
+    before = signal.getsignal(number)
+    with module._Stops() as stops:
+        signal.raise_signal(number)
+        monkeypatch.setattr(signal, "raise_signal", ended.append)
+        for seconds, ends in ((0, False), (0.3, not launched), (4, True)):
+            stops._first -= seconds
+            os.kill(os.getpid(), number)
+            assert bool(ended) == ends
+            signal.signal(number, stops._hear)
+    assert stops.reason == name and {*ended} == {number}
+    assert signal.getsignal(number) is before
+
+
 @pytest.mark.parametrize("format", FORMATS)
 def test_two_commands_at_once_in_one_folder_end_well_and_with_equal_bytes(model, tmp_path, format):
     """As threads, so that they meet; in processes with kills each week, see test_killed."""
@@ -342,8 +364,6 @@ def test_two_commands_at_once_in_one_folder_end_well_and_with_equal_bytes(model,
 
 def test_summaries_have_every_record_whoever_ends_last(model, tmp_path, monkeypatch):
     """Another command publishes a record while this one writes its summaries."""
-    from sdattn.batch import checking
-
     draw(model, tmp_path / "run", EIGHT)
     last = records(tmp_path / "run")[-1]
     data = last.read_bytes()
@@ -358,6 +378,44 @@ def test_summaries_have_every_record_whoever_ends_last(model, tmp_path, monkeypa
     monkeypatch.setattr(checking, "_summaries", meanwhile)
     checking.write_summaries(place, checking.read_manifest(place))
     assert len(rows_of(tmp_path / "run/metadata.jsonl")) == 8
+
+
+@pytest.mark.parametrize("changes", [{}, {"retry_failed": True}])
+def test_the_last_part_to_end_writes_the_summaries(model, tmp_path, monkeypatch, changes, capsys):
+    """The others neither write them nor read the records of all."""
+    calls = []
+    write = checking.write_summaries
+    monkeypatch.setattr(module, "write_summaries", lambda *args: calls.append(args) or write(*args))
+    for which in (2, 1, 3):
+        outcome = draw(model, tmp_path / "run", EIGHT, part=(which, 3), **changes)
+        assert outcome.exit_code == 0
+        is_last = which == 3
+        assert len(calls) == is_last == (tmp_path / "run/index.html").is_file()
+        said = capsys.readouterr().err
+        assert ("shards that are not drawn yet: " in said) != is_last
+    assert verify(tmp_path / "run") == (8, [])
+    records(tmp_path / "run")[0].unlink()  # part 1 is lost after all
+    draw(model, tmp_path / "run", EIGHT, part=(2, 3))
+    assert len(calls) == 1
+    checking.summarize(tmp_path / "run")
+    listed = [row["id"] for row in rows_of(tmp_path / "run/metadata.jsonl")]
+    assert listed == [*open_batch(tmp_path / "run")] and 0 < len(listed) < 8
+
+
+def test_a_part_that_ended_does_not_follow_the_records_of_others(model, tmp_path, monkeypatch):
+    """Another part publishes a record whenever this one has written a file."""
+    draw(model, tmp_path / "run", EIGHT)
+    written = []
+    publish = Place.publish
+
+    def meanwhile(place, name, parts):
+        publish(place, name, parts)
+        written.append(name)
+        os.utime(records(tmp_path / "run")[0], (1000 + len(written),) * 2)
+
+    monkeypatch.setattr(Place, "publish", meanwhile)
+    checking.write_summaries(Place(tmp_path / "run"), read_manifest(Place(tmp_path / "run")))
+    assert written == 2 * ["metadata.jsonl", "errors.jsonl", "index.html"]
 
 
 def test_status_is_read_from_the_records_alone(model, tmp_path):
@@ -377,7 +435,38 @@ def test_status_is_read_from_the_records_alone(model, tmp_path):
     assert found.seconds_left == pytest.approx(10)
 
 
+def test_status_counts_what_texts_cannot_disturb(model, tmp_path, watched, tiny_pipe):
+    """It does not parse the rows, whose texts may look like their keys."""
+    watched.forbidden = tiny_pipe.tokenizer("dog").input_ids[1]
+    hostile = 'a cat "failed": "no", "bytes": 7, \\"failed\\": 1 \r\u2028'
+    rows = [{"prompt": hostile}, {"prompt": f"a dog {hostile}"}, {"prompt": "a cat"}]
+    for format in FORMATS:
+        root = tmp_path / format
+        draw(model, root, rows, format=format, shard_items=2, batch_size=1)
+        held = [*read_records(Place(root), 2)]
+        found = status(root)
+        assert (found.whole, found.failed, found.done) == (2, 1, 2)
+        assert found.nbytes == sum(record.nbytes for record in held)
+        files = [path for path in (root / "shards").rglob("*.*") if path.suffix != ".jsonl"]
+        assert found.nbytes == sum(path.stat().st_size for path in files if path.is_file())
+        first, second = records(root)
+        first.write_bytes(first.read_bytes()[:-9])
+        second.write_bytes(b"{}\n")
+        assert (status(root).done, status(root).whole) == (0, 0)
+
+
 # Requests
+
+
+def array(job, jobs, step=1):
+    """What SLURM tells a job of an array."""
+    told = f"TASK_ID={job} TASK_COUNT={len(jobs)} TASK_MIN={jobs[0]} TASK_MAX={jobs[-1]}"
+    return f"{told} TASK_STEP={step}"
+
+
+def as_variables(text):
+    pairs = (variable.split("=") for variable in text.split())
+    return {name.replace("TASK", "SLURM_ARRAY_TASK"): value for name, value in pairs}
 
 
 @pytest.mark.parametrize(
@@ -387,14 +476,60 @@ def test_status_is_read_from_the_records_alone(model, tmp_path):
         ("RANK=0 WORLD_SIZE=1", None),
         ("RANK=3 WORLD_SIZE=4", (4, 4)),
         ("RANK=3", None),
-        ("TASK_ID=1 TASK_COUNT=8 TASK_MIN=1", (1, 8)),
-        ("TASK_ID=7 TASK_COUNT=4 TASK_MIN=1 TASK_STEP=2", (4, 4)),
-        ("TASK_ID=1 TASK_COUNT=2 RANK=1 WORLD_SIZE=4", (6, 8)),  # each rank of each job is a part
+        (array(5, [5]), None),
+        (array(1, range(1, 9)), (1, 8)),
+        (array(7, [1, 3, 5, 7], step=2), (4, 4)),
+        (array(8, [3, 8], step=5), (2, 2)),
+        (array(1, [0, 1]) + " RANK=1 WORLD_SIZE=4", (6, 8)),  # each rank of each job is a part
     ],
 )
 def test_the_part_of_a_launcher(variables, part):
-    variables = variables.replace("TASK", "SLURM_ARRAY_TASK").split()
-    assert part_of_environment(dict(variable.split("=") for variable in variables)) == part
+    assert part_of_environment(as_variables(variables)) == part
+
+
+@pytest.mark.parametrize(
+    "jobs", [[1, 3, 4], [3, 7], [2, 3, 5, 8], [0, 2], [1, 2, 3, 9], [1, 3, 5, 8], [1, 2, 4, 7]]
+)
+@pytest.mark.parametrize("step", [1, 2, 3, 4])
+def test_no_array_leaves_a_part_to_nobody_in_silence(jobs, step):
+    """Each job is refused, or those that are not draw different parts."""
+    parts = []
+    for job in jobs:
+        try:
+            parts.append(part_of_environment(as_variables(array(job, jobs, step))))
+        except ValueError:
+            parts.append(None)
+    is_regular = jobs == [*range(jobs[0], jobs[-1] + 1, step)]
+    assert (None in parts) != is_regular
+    assert {of for part in parts if part for of in part[1:]} <= {len(jobs)}
+
+
+@pytest.mark.parametrize(
+    ("variables", "reason"),
+    [
+        ("TASK_ID=3", "SLURM_ARRAY_TASK_COUNT='' is not a number"),
+        (array(2, [1, 2]).replace("MIN=1", "MIN="), "TASK_MIN='' is not a number"),
+        (array("two", [1, 2]), "TASK_ID='two' is not a number"),
+        (array(3, [1, 3, 4]), "Write --array=1-3: .*pass `part`"),
+        (array(9, range(1, 9)), "job 9 cannot know which part"),
+        (array(0, range(1, 9)), "job 0 cannot know which part"),
+        (array(1, [1, 2], step=0), "cannot know which part"),
+        ("RANK=4 WORLD_SIZE=4", "RANK=4 is none of WORLD_SIZE=4"),
+        ("RANK=-1 WORLD_SIZE=4", "RANK='-1' is not a number"),
+        ("RANK=0 WORLD_SIZE=0", "RANK=0 is none of WORLD_SIZE=0"),
+        ("RANK= WORLD_SIZE=4", "RANK='' is not a number"),
+    ],
+)
+def test_variables_that_tell_no_part_are_refused_before_anything_is_loaded(
+    monkeypatch, variables, reason
+):
+    with pytest.raises(ValueError, match=reason.replace("(", r"\(")):
+        part_of_environment(as_variables(variables))
+    for name, text in as_variables(variables).items():
+        monkeypatch.setenv(name, text)
+    with pytest.raises(ValueError, match=reason):
+        Request("in.txt", "run").check()
+    Request("in.txt", "run", part=(1, 2)).check()
 
 
 @pytest.mark.parametrize(

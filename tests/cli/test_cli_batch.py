@@ -168,6 +168,9 @@ def test_a_batch_is_drawn_shown_and_checked(invoke, model, layout):
     assert re.fullmatch(r"1 of 1 shard, [0-9.]+ kB", said[1])
     assert re.fullmatch(r"begun 20\d\d-\d\d-\d\d \d\d:\d\d", said[2])
     assert invoke("batch", "--verify", "run")[1] == "run/: 2 items read, 0 problems\n"
+    Path("run/index.html").unlink()
+    assert invoke("batch", "--summarize", "run")[1].splitlines()[0] == said[0]
+    assert invoke("batch", "--verify", "run")[1] == "run/: 2 items read, 0 problems\n"
     code, out, _ = invoke("show", "run", "red cat", "--item", "000001", "--out", "drawn")
     assert code == 0
     assert "red cat" in out
@@ -181,6 +184,8 @@ def test_a_batch_is_drawn_shown_and_checked(invoke, model, layout):
         (("batch", "prompts.txt"), 2, "Pass --out RUN"),
         (("batch", "prompts.txt", "--photos", "p", "--out", "run"), 2, "or --photos SOURCE"),
         (("batch", "prompts.txt", "--status", "run"), 2, "each take a run"),
+        (("batch", "--summarize", "run", "--verify", "run"), 2, "each take a run"),
+        (("batch", "--summarize", "run"), 2, "There is no folder"),
         (("batch", "nothing.txt", "--out", "run"), 2, "nothing.txt"),
         (
             ("batch", "prompts.txt", "--out", "run", "--batch-size", "0"),

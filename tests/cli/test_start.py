@@ -46,6 +46,19 @@ def test_the_version_loads_nothing_that_only_tables_need():
     assert done.stderr.split() == ["loaded:"]
 
 
+def test_a_batch_says_what_it_loads_before_it_does(tmp_path):
+    """In the place of torch a module that ends the program."""
+    (tmp_path / "torch.py").write_text("raise SystemExit('torch is imported')")
+    path = os.pathsep.join([str(tmp_path), *sys.path])
+    asked = ("batch", "in.txt", "--out", "run", "--model", "owner/name")
+    line = "sdattn: loading torch and diffusers, then the model owner/name\n"
+    for flags, first in (((), line), (("--quiet",), "")):
+        command = [sys.executable, "-c", PROGRAM, *asked, *flags]
+        environment = {**os.environ, "PYTHONPATH": path}
+        done = subprocess.run(command, capture_output=True, text=True, env=environment)
+        assert done.stderr == f"{first}loaded: PIL\ntorch is imported\n"
+
+
 def test_wrong_usage_is_refused_before_anything_heavy_is_loaded():
     assert start("generate", "a cat", "--steps", "none") == (2, "", "")
 
