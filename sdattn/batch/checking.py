@@ -138,7 +138,6 @@ def verify(root: str | Path) -> tuple[int, list[str]]:
     """
     place = Place(root)
     manifest = read_manifest(place)
-    format = format_of(place, manifest)
     remove_litter(place, manifest)
     problems = list[str]()
     items = 0
@@ -146,7 +145,7 @@ def verify(root: str | Path) -> tuple[int, list[str]]:
         problems += _compare(place, "bad_lines.jsonl", made)
     with ThreadPoolExecutor() as pool:
         numbers = range(manifest.input.shards)
-        look = partial(_check_shard, place, format, manifest.settings.save)
+        look = partial(_check_shard, place.root, manifest)
         for count, told in pool.map(look, numbers):
             items += count
             problems += told
@@ -174,10 +173,11 @@ def _compare(place: Place, name: str, checksum: str) -> Iterator[str]:
         yield f"{name} is missing; the run's command writes it again"
 
 
-def _check_shard(
-    place: Place, format: Format, save: Collection[str], number: int
-) -> tuple[int, list[str]]:
+def _check_shard(root: Path, manifest: Manifest, number: int) -> tuple[int, list[str]]:
     """Return the number of a shard's whole items, and its problems."""
+    place = Place(root)  # of its own: a copy of the shard is kept while it is checked, no longer
+    format = format_of(place, manifest)
+    save = manifest.settings.save
     name = record_name(number)
     try:
         record = read_record(place, number)
@@ -190,7 +190,8 @@ def _check_shard(
         if file is None:
             continue
         try:
-            if file_sha256(place.local(file.name)) != file.sha256:
+            path = place.local(file.name) if file is record.data else inside(place.root, file.name)
+            if file_sha256(path) != file.sha256:
                 problems.append(f"{file.name} is not what was written: its checksum differs")
         except (OSError, ValueError):
             problems.append(f"{file.name} is missing")

@@ -140,8 +140,8 @@ class _GroupReader:
         where, column, group, _ = self.group
         with path_of(where).open("rb") as file:
             opened = open_parquet(file)
-            options = {"row_groups": [group], "columns": [column], "use_threads": False}
-            yield from (batch[0] for batch in opened.iter_batches(tables.AT_ONCE, **options))
+            for batch in tables.read_batches(opened, row_groups=[group], columns=[column]):
+                yield batch[0]
 
 
 _readers = deque[_GroupReader](maxlen=2)  # a process has two shards under way

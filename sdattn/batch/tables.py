@@ -7,6 +7,7 @@ import math
 import re
 import sys
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO, NamedTuple
 
@@ -14,16 +15,35 @@ from ..errors import InvalidValueError, MissingFileError, access_error, optional
 from ..files.addresses import AnyPath, path_of
 from ..files.images import SUFFIXES
 from ..files.paths import files_below
-from ..files.terminal import shown
+from ..files.terminal import say, shown
 
 KINDS = ("jsonl", "csv", "tsv", "txt", "parquet")
-AT_ONCE = 16  # rows with images in memory
+AT_ONCE = 16  # rows in memory
+_LARGE = 2**25  # bytes, for a column of a Parquet file's row group that takes
+_PACKED = 100  # times fewer in the file
+_LONGEST = 2**17  # characters in a cell, as in CSV files
 _KIND = {".ndjson": "jsonl", **{f".{kind}": kind for kind in KINDS}}
 _UNREADABLE = re.compile("[\0\r\ud800-\udfff]")
 _SPLIT = re.compile(r"(?:.*/)?([^/]+)-\d{5}-of-\d{5}\.parquet")  # as the Hub names a split's files
 
 # Lines of AUTOMATIC1111: options before a prompt, and the settings in its PNG files
 _SETTINGS = re.compile(r"\s*(--\w|Negative prompt:|Steps: \d)")
+# Their signs in a prompt: files, weights, steps, wildcards, choices
+_SYNTAX = re.compile(
+    r"<\w+:[^<>]+>|[(\[][^()\[\]]+:\s*-?[\d.]+\s*[)\]]|\(\([^()]+\)\)|__[\w*/-]+__|{[^{}]*\|[^{}]*}|\bBREAK\b"
+)
+# Files that are no text in UTF-8, by how they begin
+_BEGINNINGS = {
+    b"\xff\xfe": "UTF-16 text",
+    b"\xfe\xff": "UTF-16 text",
+    b"\0\0\xfe\xff": "UTF-32 text",
+    b"\x1f\x8b": "compressed with gzip",
+    b"(\xb5/\xfd": "compressed with zstd",
+    b"BZh": "compressed with bzip2",
+    b"\xfd7zXZ": "compressed with xz",
+    b"PK\3\4": "a zip file, or a workbook of a spreadsheet",
+    b"PAR1": "a Parquet file",
+}
 
 
 class Row(NamedTuple):
@@ -124,23 +144,42 @@ def rows_of(file: BinaryIO, kind: str, choose: Choose) -> Iterator[Row]:
         yield from _parquet_rows(file if file.seekable() else io.BytesIO(file.read()), choose)
         return
     # What is not UTF-8 becomes half characters, and its line is refused.
-    lines = io.TextIOWrapper(file, "utf-8-sig", "surrogateescape", newline="\n")
+    text = io.TextIOWrapper(file, "utf-8-sig", "surrogateescape", newline="\n")
     try:
+        first = text.readline()
+        _check_beginning(first)
+        lines = chain([first] if first else [], text)
         if kind in ("csv", "tsv"):
             yield from _table_rows(_cells(lines, kind), choose)
         else:
             yield from _line_rows(lines, kind)
     finally:
-        lines.detach()  # it would close the file
+        text.detach()  # it would close the file
+
+
+def _check_beginning(line: str) -> None:
+    begins = line[:8].encode("utf-8", "surrogateescape")
+    found = [what for sign, what in _BEGINNINGS.items() if begins.startswith(sign)]
+    if b"\0" in begins[:2]:  # without a mark of its byte order
+        found.append("UTF-16 text")
+    if found:
+        raise InvalidValueError(f"The list is {found[0]}. Save it as UTF-8 text.")
 
 
 def _line_rows(lines: Iterable[str], kind: str) -> Iterator[Row]:
+    is_told = kind == "jsonl"
     for line, text in enumerate(lines, 1):
         text = text.rstrip("\r\n")
         if text and not text.isspace():
             try:
                 check_readable(text)
                 fields = _fields_in(text) if kind == "jsonl" else _prompt_in(text, line)
+                if not is_told and (found := _SYNTAX.search(text)):
+                    is_told = True
+                    say(
+                        f"line {line}: {shown(found[0])} is for another program. Here it is drawn "
+                        "as text, in all lines: load LoRAs with --lora, and write the words alone."
+                    )
                 yield Row(line, fields, text[:200])
             except ValueError as error:
                 yield Row(line, text=text[:200], reason=str(error))
@@ -194,7 +233,16 @@ def _finite(digits: str) -> float:
     return float(digits)
 
 
-_JSON = json.JSONDecoder(parse_float=_finite, parse_constant=_finite)
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise InvalidValueError(f"{shown(twice)} is there twice. Write it once.")
+    return found
+
+
+_JSON = json.JSONDecoder(parse_float=_finite, parse_constant=_finite, object_pairs_hook=_once)
 
 
 # Tables: their columns are known before their rows
@@ -236,6 +284,11 @@ def _table_rows(rows: Iterator[tuple[int, list[str], str]], choose: Choose) -> I
         # pandas writes its index as a first column without a name
         if reason or "" in names[1:] or len(set(names)) < len(names):
             raise InvalidValueError(reason or f"found {shown(names)}. Name each column, once.")
+        if len(names) == 1 and (sign := re.search("[;|\t,]", names[0])):
+            raise InvalidValueError(
+                f"found {shown(names[0])}, one column. Separate cells by commas in .csv, by tabs "
+                f"in .tsv, not by {shown(sign[0])}."
+            )
         chosen = choose([name for name in names if name], ())
     except ValueError as error:
         raise InvalidValueError(f"The header of the table, line {line}: {error}") from None
@@ -285,12 +338,45 @@ def _parquet_rows(file: BinaryIO, choose: Choose) -> Iterator[Row]:
     opened = open_parquet(file)
     images = image_columns(opened.schema_arrow)
     chosen = list(choose(opened.schema_arrow.names, images))
-    size = 1000 if set(chosen).isdisjoint(images) else AT_ONCE
+    _check_packing(opened.metadata, chosen)
     line = 0
-    for batch in opened.iter_batches(size, columns=chosen, use_threads=False):
+    for batch in read_batches(opened, columns=chosen):
         for row in batch.to_pylist():
             line += 1
-            yield Row(line, row, of_table=True)
+            reason = ""
+            for name, value in row.items():
+                if isinstance(value, str) and len(value) > _LONGEST:
+                    reason = f"{name} has {len(value):,} characters. Write at most {_LONGEST:,}."
+            yield Row(line, {} if reason else row, reason=reason, of_table=True)
+
+
+def read_batches(opened: Any, **which: Any) -> Iterator[Any]:
+    """Yield the rows of an open Parquet file, a few at a time; raise ValueError if it is broken."""
+    try:
+        yield from opened.iter_batches(AT_ONCE, use_threads=False, **which)
+    except Exception as error:  # of many kinds
+        if isinstance(error, OSError) and error.errno:
+            raise  # the disk's
+        raise InvalidValueError(f"The list is not a readable Parquet file: {error}") from error
+
+
+def _check_packing(metadata: Any, chosen: Sequence[str]) -> None:
+    """Raise ValueError if a column's values take gigabytes in memory and nearly nothing in the
+    file. What passes is bounded: no value is larger than its column's pages."""
+    for number in range(metadata.num_row_groups):
+        group = metadata.row_group(number)
+        for index in range(group.num_columns):
+            column = group.column(index)
+            name = column.path_in_schema
+            in_lists = 8 * (column.num_values - group.num_rows)
+            size = max(column.total_uncompressed_size, in_lists)
+            packed = column.total_compressed_size
+            is_chosen = any(f"{name}.".startswith(f"{one}.") for one in chosen)
+            if is_chosen and size > max(_LARGE, _PACKED * packed):
+                raise InvalidValueError(
+                    f"The column {name} takes {packed:,} bytes in the Parquet file, and "
+                    f"{size:,} in memory. Write a list without such a column."
+                )
 
 
 def is_saved(path: AnyPath) -> bool:
