@@ -140,7 +140,7 @@ class _GroupReader:
         where, column, group, _ = self.group
         with path_of(where).open("rb") as file:
             opened = open_parquet(file)
-            for batch in tables.read_batches(opened, row_groups=[group], columns=[column]):
+            for batch in tables.read_batches(opened, [column], row_groups=[group]):
                 yield batch[0]
 
 

@@ -18,7 +18,8 @@ from ..files.paths import files_below
 from ..files.terminal import say, shown
 
 KINDS = ("jsonl", "csv", "tsv", "txt", "parquet")
-AT_ONCE = 16  # rows in memory
+AT_ONCE = 16  # rows in memory, or fewer that take
+_MEMORY = 2**28  # bytes at most
 _LARGE = 2**25  # bytes, for a column of a Parquet file's row group that takes
 _PACKED = 100  # times fewer in the file
 _LONGEST = 2**17  # characters in a cell, as in CSV files
@@ -338,9 +339,8 @@ def _parquet_rows(file: BinaryIO, choose: Choose) -> Iterator[Row]:
     opened = open_parquet(file)
     images = image_columns(opened.schema_arrow)
     chosen = list(choose(opened.schema_arrow.names, images))
-    _check_packing(opened.metadata, chosen)
     line = 0
-    for batch in read_batches(opened, columns=chosen):
+    for batch in read_batches(opened, chosen):
         for row in batch.to_pylist():
             line += 1
             reason = ""
@@ -350,33 +350,39 @@ def _parquet_rows(file: BinaryIO, choose: Choose) -> Iterator[Row]:
             yield Row(line, {} if reason else row, reason=reason, of_table=True)
 
 
-def read_batches(opened: Any, **which: Any) -> Iterator[Any]:
-    """Yield the rows of an open Parquet file, a few at a time; raise ValueError if it is broken."""
+def read_batches(opened: Any, columns: Sequence[str], **which: Any) -> Iterator[Any]:
+    """Yield the rows of an open Parquet file, a few at a time; raise ValueError if it is broken, or
+    if a column takes gigabytes in memory and nearly nothing in the file."""
+    rows = _rows_at_once(opened.metadata, columns)
     try:
-        yield from opened.iter_batches(AT_ONCE, use_threads=False, **which)
+        yield from opened.iter_batches(rows, columns=columns, use_threads=False, **which)
     except Exception as error:  # of many kinds
         if isinstance(error, OSError) and error.errno:
             raise  # the disk's
         raise InvalidValueError(f"The list is not a readable Parquet file: {error}") from error
 
 
-def _check_packing(metadata: Any, chosen: Sequence[str]) -> None:
-    """Raise ValueError if a column's values take gigabytes in memory and nearly nothing in the
-    file. What passes is bounded: no value is larger than its column's pages."""
+def _rows_at_once(metadata: Any, columns: Sequence[str]) -> int:
+    """Return how many rows fit into :data:`_MEMORY`. A row may be as large as all pages of its
+    column: equal values are there once, and of others only what differs."""
+    largest = 1
     for number in range(metadata.num_row_groups):
         group = metadata.row_group(number)
         for index in range(group.num_columns):
             column = group.column(index)
             name = column.path_in_schema
+            if not any(f"{name}.".startswith(f"{chosen}.") for chosen in columns):
+                continue
             in_lists = 8 * (column.num_values - group.num_rows)
             size = max(column.total_uncompressed_size, in_lists)
             packed = column.total_compressed_size
-            is_chosen = any(f"{name}.".startswith(f"{one}.") for one in chosen)
-            if is_chosen and size > max(_LARGE, _PACKED * packed):
+            if size > max(_LARGE, _PACKED * packed):
                 raise InvalidValueError(
                     f"The column {name} takes {packed:,} bytes in the Parquet file, and "
                     f"{size:,} in memory. Write a list without such a column."
                 )
+            largest = max(largest, size)
+    return max(1, min(AT_ONCE, _MEMORY // largest))
 
 
 def is_saved(path: AnyPath) -> bool:
