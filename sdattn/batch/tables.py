@@ -44,6 +44,11 @@ _BEGINNINGS = {
     b"\xfd7zXZ": "compressed with xz",
     b"PK\3\4": "a zip file, or a workbook of a spreadsheet",
     b"PAR1": "a Parquet file",
+    b"%PDF-": "a PDF file",
+    b"\x89PNG": "an image",
+    b"<!DOCTYPE": "a web page",
+    b"<html": "a web page",
+    b"version https://git-lfs": "a pointer of Git LFS, whose file was not fetched",
 }
 
 
@@ -148,7 +153,7 @@ def rows_of(file: BinaryIO, kind: str, choose: Choose) -> Iterator[Row]:
     text = io.TextIOWrapper(file, "utf-8-sig", "surrogateescape", newline="\n")
     try:
         first = text.readline()
-        _check_beginning(first)
+        _check_beginning(first, kind)
         lines = chain([first] if first else [], text)
         if kind in ("csv", "tsv"):
             yield from _table_rows(_cells(lines, kind), choose)
@@ -158,13 +163,22 @@ def rows_of(file: BinaryIO, kind: str, choose: Choose) -> Iterator[Row]:
         text.detach()  # it would close the file
 
 
-def _check_beginning(line: str) -> None:
-    begins = line[:8].encode("utf-8", "surrogateescape")
+def _check_beginning(line: str, kind: str) -> None:
+    """Raise ValueError if the first line shows that the whole list is something else."""
+    begins = line[:32].encode("utf-8", "surrogateescape")
     found = [what for sign, what in _BEGINNINGS.items() if begins.startswith(sign)]
-    if b"\0" in begins[:2]:  # without a mark of its byte order
-        found.append("UTF-16 text")
+    if b"\0" in begins[:4]:
+        found.append("UTF-16 text, or none at all")
     if found:
         raise InvalidValueError(f"The list is {found[0]}. Save it as UTF-8 text.")
+    plain = re.sub('"[^"]*"', "", line)
+    own = {"csv": ",", "tsv": "\t"}.get(kind)
+    sign = max(own or "", *",;|\t", key=plain.count)
+    if own and plain.count(sign) > plain.count(own):
+        raise InvalidValueError(
+            f"The header of the table, line 1: found {shown(line.strip())}, cells separated by "
+            f"{shown(sign)}. Separate them by commas in .csv, by tabs in .tsv."
+        )
 
 
 def _line_rows(lines: Iterable[str], kind: str) -> Iterator[Row]:
@@ -285,11 +299,6 @@ def _table_rows(rows: Iterator[tuple[int, list[str], str]], choose: Choose) -> I
         # pandas writes its index as a first column without a name
         if reason or "" in names[1:] or len(set(names)) < len(names):
             raise InvalidValueError(reason or f"found {shown(names)}. Name each column, once.")
-        if len(names) == 1 and (sign := re.search("[;|\t,]", names[0])):
-            raise InvalidValueError(
-                f"found {shown(names[0])}, one column. Separate cells by commas in .csv, by tabs "
-                f"in .tsv, not by {shown(sign[0])}."
-            )
         chosen = choose([name for name in names if name], ())
     except ValueError as error:
         raise InvalidValueError(f"The header of the table, line {line}: {error}") from None

@@ -105,6 +105,11 @@ def test_an_open_quote_costs_the_rows_that_it_swallows():
         (pa.compress(TWO.encode(), "zstd", asbytes=True), "compressed with zstd"),
         (b"PK\3\4\x14\0", "workbook"),
         (b"PAR1\x15", "Parquet"),
+        (b"%PDF-1.7\n", "PDF"),
+        (b"\x89PNG\r\n\x1a\n", "image"),
+        (b"<!DOCTYPE html>\n<html>404</html>\n", "web page"),
+        (b"<html>404</html>\n", "web page"),
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 3\n", "Git LFS"),
     ],
 )
 def test_a_file_that_is_no_text_in_utf8_is_told_once(data, what, kind):
@@ -152,9 +157,11 @@ def test_of_other_signs_nothing_is_told(text, capsys):
 @pytest.mark.parametrize(
     ("header", "reason"),
     [
-        ("prompt;seed", "commas in .csv.* not by ';'"),
-        ("prompt\tseed", "not by .*t'"),
-        ("prompt|seed", "not by '|'"),
+        ("prompt;seed", "separated by ';'.* commas in .csv"),
+        ('"prompt";"seed"', "separated by ';'"),
+        ("prompt;width;guidance,x", "separated by ';'"),
+        ("prompt\tseed", r"separated by '.t'"),
+        ("prompt|seed", r"separated by '\|'"),
         ("a,b", "it lacks the prompt"),
         ("prompt,prompt", "Name each column, once"),
         ("prompt,,seed", "Name each column, once"),
@@ -166,6 +173,15 @@ def test_of_other_signs_nothing_is_told(text, capsys):
 def test_headers_that_are_refused(header, reason):
     with pytest.raises(ValueError, match=reason):
         read_items(f"{header}\na cat,3,1\n".encode(), "csv")
+
+
+@pytest.mark.parametrize("kind", ["csv", "tsv"])
+def test_a_header_may_have_other_signs_in_its_names(kind):
+    sign = {"csv": ",", "tsv": "\t"}[kind]
+    header = sign.join(["prompt", '"a;b;c|d"', '"e,f,g"'])
+    item = read_one(f"{header}\na cat{sign}1{sign}2\n".encode(), kind, keep_columns="all")
+    assert item.columns == {"a;b;c|d": "1", "e,f,g": "2"}
+    assert read_one(b"prompt\na; cat\n", kind).prompt == "a; cat"
 
 
 def test_cells_are_words_and_json_and_a_typo_is_no_foreign_column():
