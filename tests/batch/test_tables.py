@@ -151,6 +151,7 @@ def test_signs_of_other_programs_are_drawn_as_text_which_is_told_once(text, sign
 )
 def test_of_other_signs_nothing_is_told(text, capsys):
     assert prompts(read_items(text.encode(), "txt")) == ([text], [])
+    read_items(line_of(prompt="a (red:1.3) cat"))  # no text of another program
     assert capsys.readouterr().err == ""
 
 
@@ -178,9 +179,9 @@ def test_headers_that_are_refused(header, reason):
 @pytest.mark.parametrize("kind", ["csv", "tsv"])
 def test_a_header_may_have_other_signs_in_its_names(kind):
     sign = {"csv": ",", "tsv": "\t"}[kind]
-    header = sign.join(["prompt", '"a;b;c|d"', '"e,f,g"'])
+    header = sign.join(["prompt", '"a;b;c;d|e"', '"f,g"'])
     item = read_one(f"{header}\na cat{sign}1{sign}2\n".encode(), kind, keep_columns="all")
-    assert item.columns == {"a;b;c|d": "1", "e,f,g": "2"}
+    assert item.columns == {"a;b;c;d|e": "1", "f,g": "2"}
     assert read_one(b"prompt\na; cat\n", kind).prompt == "a; cat"
 
 

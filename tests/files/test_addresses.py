@@ -168,8 +168,10 @@ def test_a_server_of_s3_that_never_answers_is_asked_twice(monkeypatch):
         setting = {"endpoint_url": f"http://127.0.0.1:{port}", "key": "k", "secret": "s"}
         monkeypatch.setitem(fsspec.config.conf, "s3", {**setting, "config_kwargs": own})
         monkeypatch.setattr(addresses, "_SILENCE", 0.3)
+        silent = path_of("s3://bucket/run")
+        assert silent.files.config_kwargs == {"retries": {"total_max_attempts": 1}, **own}
         with pytest.raises(OSError, match="s3://bucket/run cannot be reached: Read timeout"):
-            path_of("s3://bucket/run").read_bytes()
+            silent.read_bytes()
         server.shutdown(socket.SHUT_RDWR)
     for connection, _ in asked:
         connection.close()
