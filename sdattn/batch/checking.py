@@ -157,14 +157,13 @@ def verify(root: str | Path) -> tuple[int, list[str]]:
     """
     place = Place(root)
     manifest = read_manifest(place)
-    format = format_of(place, manifest)
     problems = list[str]()
     items = 0
     if made := manifest.input.bad_lines_sha256:
         problems += _compare(place, "bad_lines.jsonl", made)
     with ThreadPoolExecutor() as pool:
         numbers = range(len(manifest.input.shards))
-        look = partial(_check_shard, place, format, manifest)
+        look = partial(_check_shard, place.root, manifest)
         for count, told in pool.map(look, numbers):
             items += count
             problems += told
@@ -192,10 +191,11 @@ def _compare(place: Place, name: str, checksum: str) -> Iterator[str]:
         yield f"{name} is missing; the run's command writes it again"
 
 
-def _check_shard(
-    place: Place, format: Format, manifest: Manifest, number: int
-) -> tuple[int, list[str]]:
+def _check_shard(root: Path, manifest: Manifest, number: int) -> tuple[int, list[str]]:
     """Return the number of a shard's whole items, and its problems."""
+    place = Place(root)  # of its own: a copy of the shard is kept while it is checked, no longer
+    format = format_of(place, manifest)
+    save = manifest.settings.save
     name = record_name(number)
     try:
         record = record_of(place, manifest, number)

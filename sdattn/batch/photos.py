@@ -28,7 +28,8 @@ from ..files.terminal import counted, say, shown
 from ..files.writing import sha256
 from . import tables
 from .columns import IMAGES, Columns
-from .tables import Row, open_parquet
+from .parquet import image_columns, open_parquet, read_batches
+from .tables import Row
 
 _RUNS = {"run.json", "batch.json"}  # in the folders of runs
 _METADATA = ("metadata.jsonl", "metadata.csv")  # of datasets' imagefolder
@@ -140,8 +141,8 @@ class _GroupReader:
         where, column, group, _ = self.group
         with path_of(where).open("rb") as file:
             opened = open_parquet(file)
-            options = {"row_groups": [group], "columns": [column], "use_threads": False}
-            yield from (batch[0] for batch in opened.iter_batches(tables.AT_ONCE, **options))
+            for batch in read_batches(opened, [column], row_groups=[group]):
+                yield batch[0]
 
 
 _readers = deque[_GroupReader](maxlen=2)  # a process has two shards under way
@@ -391,4 +392,4 @@ def _names_files(path: AnyPath) -> bool:
 def _has_images(path: AnyPath) -> bool:
     with path.open("rb") as file:
         schema = open_parquet(file).schema_arrow
-        return bool(tables.image_columns(schema)) or not {*IMAGES}.isdisjoint(schema.names)
+        return bool(image_columns(schema)) or not {*IMAGES}.isdisjoint(schema.names)

@@ -7,6 +7,7 @@ import math
 import re
 import sys
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO, NamedTuple
 
@@ -14,16 +15,38 @@ from ..errors import InvalidValueError, MissingFileError, access_error, optional
 from ..files.addresses import AnyPath, path_of
 from ..files.images import SUFFIXES
 from ..files.paths import files_below
-from ..files.terminal import shown
+from ..files.terminal import say, shown
+from .parquet import image_columns, open_parquet, read_batches
 
 KINDS = ("jsonl", "csv", "tsv", "txt", "parquet")
-AT_ONCE = 16  # rows with images in memory
+_LONGEST = 2**17  # characters in a cell, as in CSV files
 _KIND = {".ndjson": "jsonl", **{f".{kind}": kind for kind in KINDS}}
 _UNREADABLE = re.compile("[\0\r\ud800-\udfff]")
 _SPLIT = re.compile(r"(?:.*/)?([^/]+)-\d{5}-of-\d{5}\.parquet")  # as the Hub names a split's files
 
 # Lines of AUTOMATIC1111: options before a prompt, and the settings in its PNG files
 _SETTINGS = re.compile(r"\s*(--\w|Negative prompt:|Steps: \d)")
+# Their signs in a prompt: files, weights, steps, wildcards, choices
+_SYNTAX = re.compile(
+    r"<\w+:[^<>]+>|[(\[][^()\[\]]+:\s*-?[\d.]+\s*[)\]]|\(\([^()]+\)\)|__[\w*/-]+__|{[^{}]*\|[^{}]*}|\bBREAK\b"
+)
+# Files that are no text in UTF-8, by how they begin
+_BEGINNINGS = {
+    b"\xff\xfe": "UTF-16 text",
+    b"\xfe\xff": "UTF-16 text",
+    b"\0\0\xfe\xff": "UTF-32 text",
+    b"\x1f\x8b": "compressed with gzip",
+    b"(\xb5/\xfd": "compressed with zstd",
+    b"BZh": "compressed with bzip2",
+    b"\xfd7zXZ": "compressed with xz",
+    b"PK\3\4": "a zip file, or a workbook of a spreadsheet",
+    b"PAR1": "a Parquet file",
+    b"%PDF-": "a PDF file",
+    b"\x89PNG": "an image",
+    b"<!DOCTYPE": "a web page",
+    b"<html": "a web page",
+    b"version https://git-lfs": "a pointer of Git LFS, whose file was not fetched",
+}
 
 
 class Row(NamedTuple):
@@ -124,23 +147,51 @@ def rows_of(file: BinaryIO, kind: str, choose: Choose) -> Iterator[Row]:
         yield from _parquet_rows(file if file.seekable() else io.BytesIO(file.read()), choose)
         return
     # What is not UTF-8 becomes half characters, and its line is refused.
-    lines = io.TextIOWrapper(file, "utf-8-sig", "surrogateescape", newline="\n")
+    text = io.TextIOWrapper(file, "utf-8-sig", "surrogateescape", newline="\n")
     try:
+        first = text.readline()
+        _check_beginning(first, kind)
+        lines = chain([first] if first else [], text)
         if kind in ("csv", "tsv"):
             yield from _table_rows(_cells(lines, kind), choose)
         else:
             yield from _line_rows(lines, kind)
     finally:
-        lines.detach()  # it would close the file
+        text.detach()  # it would close the file
+
+
+def _check_beginning(line: str, kind: str) -> None:
+    """Raise ValueError if the first line shows that the whole list is something else."""
+    begins = line[:32].encode("utf-8", "surrogateescape")
+    found = [what for sign, what in _BEGINNINGS.items() if begins.startswith(sign)]
+    if b"\0" in begins[:4]:
+        found.append("UTF-16 text, or none at all")
+    if found:
+        raise InvalidValueError(f"The list is {found[0]}. Save it as UTF-8 text.")
+    plain = re.sub('"[^"]*"', "", line)
+    own = {"csv": ",", "tsv": "\t"}.get(kind)
+    sign = max(own or "", *",;|\t", key=plain.count)
+    if own and plain.count(sign) > plain.count(own):
+        raise InvalidValueError(
+            f"The header of the table, line 1: found {shown(line.strip())}, cells separated by "
+            f"{shown(sign)}. Separate them by commas in .csv, by tabs in .tsv."
+        )
 
 
 def _line_rows(lines: Iterable[str], kind: str) -> Iterator[Row]:
+    is_told = kind == "jsonl"
     for line, text in enumerate(lines, 1):
         text = text.rstrip("\r\n")
         if text and not text.isspace():
             try:
                 check_readable(text)
                 fields = _fields_in(text) if kind == "jsonl" else _prompt_in(text, line)
+                if not is_told and (found := _SYNTAX.search(text)):
+                    is_told = True
+                    say(
+                        f"line {line}: {shown(found[0])} is for another program. Here it is drawn "
+                        "as text, in all lines: load LoRAs with --lora, and write the words alone."
+                    )
                 yield Row(line, fields, text[:200])
             except ValueError as error:
                 yield Row(line, text=text[:200], reason=str(error))
@@ -194,7 +245,16 @@ def _finite(digits: str) -> float:
     return float(digits)
 
 
-_JSON = json.JSONDecoder(parse_float=_finite, parse_constant=_finite)
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise InvalidValueError(f"{shown(twice)} is there twice. Write it once.")
+    return found
+
+
+_JSON = json.JSONDecoder(parse_float=_finite, parse_constant=_finite, object_pairs_hook=_once)
 
 
 # Tables: their columns are known before their rows
@@ -266,31 +326,19 @@ def _value(name: str, cell: str, prompt: str) -> object:
         return cell
 
 
-def open_parquet(file: object) -> Any:
-    """Open a Parquet file such that a batch of rows takes no more memory than their pages."""
-    parquet = optional("pyarrow.parquet", "Parquet", "sdattn[parquet]")
-    try:
-        return parquet.ParquetFile(file, pre_buffer=False, buffer_size=2**20)
-    except (ValueError, OSError) as error:  # ArrowInvalid is a ValueError
-        raise InvalidValueError(f"The list is not a readable Parquet file: {error}") from error
-
-
-def image_columns(schema: Any) -> list[str]:
-    """Return the columns of bytes, or of ``{bytes, path}``, of a schema of pyarrow."""
-    text = ((field.name, str(field.type)) for field in schema)
-    return [name for name, kind in text if "binary" in kind and not kind.startswith("list")]
-
-
 def _parquet_rows(file: BinaryIO, choose: Choose) -> Iterator[Row]:
     opened = open_parquet(file)
     images = image_columns(opened.schema_arrow)
     chosen = list(choose(opened.schema_arrow.names, images))
-    size = 1000 if set(chosen).isdisjoint(images) else AT_ONCE
     line = 0
-    for batch in opened.iter_batches(size, columns=chosen, use_threads=False):
+    for batch in read_batches(opened, chosen):
         for row in batch.to_pylist():
             line += 1
-            yield Row(line, row, of_table=True)
+            reason = ""
+            for name, value in row.items():
+                if isinstance(value, str) and len(value) > _LONGEST:
+                    reason = f"{name} has {len(value):,} characters. Write at most {_LONGEST:,}."
+            yield Row(line, {} if reason else row, reason=reason, of_table=True)
 
 
 def is_saved(path: AnyPath) -> bool:

@@ -29,8 +29,11 @@ from ..errors import (
 
 _ADDRESS = re.compile(r"([A-Za-z][A-Za-z0-9+.:-]+):/+(.*)", re.DOTALL)  # Path drops one slash
 _LOCAL = ("file", "local")
-_WAITS = (0.5, 2.0)  # seconds before a failed call is retried
+_WAITS = (0.5, 2.0, 5.0)  # seconds before a failed call is retried
 _HOPELESS = re.compile("Credentials|Offline")  # in the name of an error: a retry will not help
+_SILENCE = 10.0  # seconds; a call that timed out after more is not retried
+_S3 = ("s3", "s3a")
+_S3_TRIES = 2  # by s3fs, of a server that is silent for 15 s; botocore's own would multiply them
 
 
 def is_address(where: str | Path) -> bool:
@@ -55,9 +58,15 @@ def path_of(where: str | Path | Address) -> Path | Address:
         # fsspec chains storages, zip::s3://; a run in such a chain could not be written.
         if "::" in scheme:
             raise InvalidValueError("chained storages")
-        files, path = fsspec.url_to_fs(url, use_listings_cache=False)
+        options: dict[str, Any] = {"use_listings_cache": False}
+        if scheme.lower() in _S3:
+            own = fsspec.config.conf.get("s3", {}).get("config_kwargs", {})
+            options["config_kwargs"] = {"retries": {"total_max_attempts": 1}, **own}
+        files, path = fsspec.url_to_fs(url, **options)
+        if scheme.lower() in _S3:
+            files.retries = _S3_TRIES  # of this instance: another without the options above
     except ImportError as error:
-        extra = " (pip install 'sdattn[s3]')" if scheme.lower() in ("s3", "s3a") else ""
+        extra = " (pip install 'sdattn[s3]')" if scheme.lower() in _S3 else ""
         raise MissingPackageError(
             f"{url} needs a package that is not installed: {error}{extra}."
         ) from error
@@ -207,6 +216,7 @@ class Address:
 
     def _ask(self, call: Callable[..., Any], *args: Any, **options: Any) -> Any:
         for wait in (*_WAITS, None):
+            began = time.monotonic()
             try:
                 return call(*args, **options)
             except FileNotFoundError as error:
@@ -216,7 +226,9 @@ class Address:
             except (FileExistsError, NotImplementedError):
                 raise
             except Exception as error:  # from many libraries, not always an OSError
-                if wait is None or _HOPELESS.search(type(error).__name__):
+                kind = type(error).__name__
+                is_silent = "Timeout" in kind and time.monotonic() - began >= _SILENCE
+                if wait is None or is_silent or _HOPELESS.search(kind):
                     raise AccessError(f"{self} cannot be reached: {_line(error)}") from error
             time.sleep(wait)
 

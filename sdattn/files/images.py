@@ -101,8 +101,9 @@ def _opened(file: BinaryIO, name: str) -> Iterator[Image.Image]:
         if name.lower().endswith((".heic", ".heif", ".avif")):
             advice = "pip install pillow-heif reads HEIC, a new Pillow AVIF; or convert it to JPEG."
         raise InvalidValueError(f"{name} is not a readable image. {advice}") from error
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-        raise InvalidValueError(f"{name} is not a readable image: {error}") from error
+    except Exception as error:  # decoders raise whatever they like
+        reason = str(error) or type(error).__name__
+        raise InvalidValueError(f"{name} is not a readable image: {reason}") from error
 
 
 def png(image: Image.Image, **packing: int) -> bytes:

@@ -3,6 +3,7 @@
 import os
 import random
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 
 import fsspec
@@ -13,10 +14,11 @@ from helpers.storages import memory_bucket, quick_waits  # noqa: F401
 from helpers.trees import tree
 from PIL import Image
 
-from sdattn.batch import verify
+from sdattn.batch import checking, verify
 from sdattn.batch.checking import remove_litter
 from sdattn.batch.gallery.sheets import make_sheet, tile_of_images
 from sdattn.batch.records import ShardFile, read_manifest, read_record, record_name
+from sdattn.files.addresses import Address
 from sdattn.files.place import Place
 from sdattn.files.writing import sha256
 
@@ -224,3 +226,21 @@ def test_a_record_of_another_input_is_named_by_its_number_of_items(tmp_path):
     )
     problems = verify(run.root)[1]
     assert any("5 items and batch.json 4: one is of another" in one for one in problems)
+
+
+def test_verify_fetches_each_shard_of_a_bucket_once(memory, monkeypatch):
+    """Also if more of them are checked at once than copies are kept."""
+    items = {f"i{n:02d}": pack(f"i{n:02d}", n) for n in range(1, 33)}
+    root = new_run(f"{memory}/run", items, format="webdataset")
+    fetched = []
+    own = Address.fetch
+
+    def fetch(self, path):
+        fetched.append(self.name)
+        own(self, path)
+
+    monkeypatch.setattr(Address, "fetch", fetch)
+    with ThreadPoolExecutor(16) as pool:
+        monkeypatch.setattr(checking, "ThreadPoolExecutor", lambda: pool)
+        assert verify(root) == (32, [])
+    assert len(fetched) == len(set(fetched)) == 16

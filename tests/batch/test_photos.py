@@ -2,14 +2,17 @@
 
 import os
 import re
+import struct
 import tarfile
 import unicodedata
+import zlib
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
 from helpers.item_lines import check_message, photo, planned, put, write_tar
 from PIL import Image
+from PIL.PngImagePlugin import PngImageFile
 from pyarrow import parquet
 
 from sdattn.files.writing import sha256
@@ -75,6 +78,38 @@ def test_what_has_no_pair_is_named(tmp_path):
     assert found == {}
     named = [reason.split(" is ")[0] for reason in reasons]
     assert named == ["b.png", "captions/a.txt", "images/a.png"]
+
+
+@pytest.mark.skipif(".avif" not in Image.registered_extensions(), reason="an older Pillow")
+def test_a_broken_avif_is_a_bad_line(tmp_path):
+    data = photo(kind="AVIF")
+    for sign in ("iloc", "pitm", "av1C", "ispe"):  # boxes that say where an image is, and what
+        at = data.index(sign.encode()) + 4
+        put(tmp_path, f"{sign}.avif", data[:at] + bytes(12) + data[at + 12 :])
+        put(tmp_path, f"{sign}.txt", "a cat")
+    put(tmp_path, "good.png", PNG)
+    put(tmp_path, "good.txt", "a cat")
+    found, bad = explained(tmp_path)
+    assert found == {"good": "a cat"} and len(bad) == 4
+    assert all(re.match(r"\w+\.avif is not a readable image", reason) for reason in bad)
+
+
+@pytest.mark.parametrize(
+    "kind", [RuntimeError, EOFError, struct.error, ZeroDivisionError, IndexError, zlib.error]
+)
+def test_whatever_a_decoder_raises_is_told_with_the_name(tmp_path, monkeypatch, kind):
+    put(tmp_path, "good.png", PNG)
+    put(tmp_path, "good.txt", "a cat")
+    [item], _ = planned(photos=tmp_path)
+
+    def load(self):
+        raise kind
+
+    monkeypatch.setattr(PngImageFile, "load", load)
+    with pytest.raises(ValueError, match=f"good.png is not a readable image: {kind.__name__}"):
+        item.image.open()
+    monkeypatch.setattr(PngImageFile, "verify", load)
+    assert explained(tmp_path)[1] == [f"good.png is not a readable image: {kind.__name__}"]
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,11 @@
 """Lists of prompts as people have them: JSON lines, CSV, TSV, text, Parquet, data sets."""
 
+import bz2
+import codecs
+import gzip
 import io
 import json
+import lzma
 import sys
 from types import SimpleNamespace
 
@@ -11,8 +15,9 @@ import pytest
 from helpers.item_lines import check_message, line_of, planned, put, read_items, read_one
 from pyarrow import parquet
 
-from sdattn.batch.tables import rows_of
+from sdattn.batch.tables import rows_of, table_rows
 
+TWO = "prompt\na cat\n"
 PARTI = (
     "Prompt\tCategory\tNote\n"
     "bond\tAbstract\tBiology-inspired\n"
@@ -88,9 +93,76 @@ def test_an_open_quote_costs_the_rows_that_it_swallows():
     check_message(bad[0])
 
 
+@pytest.mark.parametrize("kind", ["txt", "jsonl", "csv", "tsv"])
+@pytest.mark.parametrize(
+    ("data", "what"),
+    [
+        *((TWO.encode(code), "UTF-16") for code in ("utf-16", "utf-16-be", "utf-16-le")),
+        (codecs.BOM_UTF16_BE + TWO.encode("utf-16-be"), "UTF-16"),
+        *((TWO.encode(code), "UTF-") for code in ("utf-32", "utf-32-be")),
+        *((pack(TWO.encode()), "compressed") for pack in (gzip.compress, bz2.compress)),
+        (lzma.compress(TWO.encode()), "compressed with xz"),
+        (pa.compress(TWO.encode(), "zstd", asbytes=True), "compressed with zstd"),
+        (b"PK\3\4\x14\0", "workbook"),
+        (b"PAR1\x15", "Parquet"),
+        (b"%PDF-1.7\n", "PDF"),
+        (b"\x89PNG\r\n\x1a\n", "image"),
+        (b"<!DOCTYPE html>\n<html>404</html>\n", "web page"),
+        (b"<html>404</html>\n", "web page"),
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 3\n", "Git LFS"),
+    ],
+)
+def test_a_file_that_is_no_text_in_utf8_is_told_once(data, what, kind):
+    with pytest.raises(ValueError, match=f"^The list is .*{what}.* UTF-8 text"):
+        read_items(data, kind)
+
+
+@pytest.mark.parametrize(
+    "text", ['{"seed": 1, "seed": 2}', '{"weights": {"cat": 1, "c\\u0061t": 2}}']
+)
+def test_a_key_that_is_there_twice_is_a_bad_line(text):
+    line = '{"prompt": "a cat", ' + text[1:]
+    items, [bad] = read_items(f"{line}\n".encode() + line_of(seed=3))
+    assert [item.seed for item in items] == [3]
+    assert "is there twice" in bad.reason and ("'seed'" in bad.reason or "'cat'" in bad.reason)
+
+
+@pytest.mark.parametrize(
+    ("text", "sign"),
+    [
+        ("a cat <lora:add_detail:0.8>", "<lora:add_detail:0.8>"),
+        ("a (red:1.3) cat", "(red:1.3)"),
+        ("a ((red)) cat", "((red))"),
+        ("a [cat:dog:0.5]", "[cat:dog:0.5]"),
+        ("a __colour/warm__ cat", "__colour/warm__"),
+        ("a {red|blue} cat", "{red|blue}"),
+        ("a cat BREAK a dog", "BREAK"),
+    ],
+)
+def test_signs_of_other_programs_are_drawn_as_text_which_is_told_once(text, sign, capsys):
+    found = read_items(f"a cat\n{text}\n{text}\n".encode(), "txt")
+    assert prompts(found) == (["a cat", text, text], [])
+    [said] = capsys.readouterr().err.splitlines()
+    assert said.startswith(f"sdattn: line 2: {sign!r}") and "as text" in said
+
+
+@pytest.mark.parametrize(
+    "text", ["a sign (1:30 pm)", "ratio 16:9 (wide)", "my_file__x", "[a, b]", "breakfast", "1 < 2"]
+)
+def test_of_other_signs_nothing_is_told(text, capsys):
+    assert prompts(read_items(text.encode(), "txt")) == ([text], [])
+    read_items(line_of(prompt="a (red:1.3) cat"))  # no text of another program
+    assert capsys.readouterr().err == ""
+
+
 @pytest.mark.parametrize(
     ("header", "reason"),
     [
+        ("prompt;seed", "separated by ';'.* commas in .csv"),
+        ('"prompt";"seed"', "separated by ';'"),
+        ("prompt;width;guidance,x", "separated by ';'"),
+        ("prompt\tseed", r"separated by '.t'"),
+        ("prompt|seed", r"separated by '\|'"),
         ("a,b", "it lacks the prompt"),
         ("prompt,prompt", "Name each column, once"),
         ("prompt,,seed", "Name each column, once"),
@@ -102,6 +174,15 @@ def test_an_open_quote_costs_the_rows_that_it_swallows():
 def test_headers_that_are_refused(header, reason):
     with pytest.raises(ValueError, match=reason):
         read_items(f"{header}\na cat,3,1\n".encode(), "csv")
+
+
+@pytest.mark.parametrize("kind", ["csv", "tsv"])
+def test_a_header_may_have_other_signs_in_its_names(kind):
+    sign = {"csv": ",", "tsv": "\t"}[kind]
+    header = sign.join(["prompt", '"a;b;c;d|e"', '"f,g"'])
+    item = read_one(f"{header}\na cat{sign}1{sign}2\n".encode(), kind, keep_columns="all")
+    assert item.columns == {"a;b;c;d|e": "1", "f,g": "2"}
+    assert read_one(b"prompt\na; cat\n", kind).prompt == "a; cat"
 
 
 def test_cells_are_words_and_json_and_a_typo_is_no_foreign_column():
@@ -202,8 +283,6 @@ def test_what_is_not_utf8_is_a_bad_line_of_every_kind():
         items, [bad] = read_items(data, kind)
         assert len(items) == 2
         assert "UTF-8" in bad.reason and bad.text.isprintable()
-    items, bad = read_items("a cat\na dog\n".encode("utf-16"), "txt")
-    assert items == [] and bad
 
 
 def test_standard_input_is_read_and_left_open(monkeypatch):
@@ -226,6 +305,67 @@ def test_a_parquet_file_is_read_without_its_other_columns(tmp_path):
     put(tmp_path, "q.parquet", "PAR1 is not enough")
     with pytest.raises(ValueError, match="not a readable Parquet"):
         planned(source=tmp_path / "q.parquet")
+
+
+# Of a few kilobytes each, as the columns of a table and the options of the writer
+EXPANDING = {
+    "zeros": ({"prompt": ["a" * 2**26]}, {}),
+    "plain": ({"prompt": ["a" * 2**17] * 300}, {"use_dictionary": False, "compression": "gzip"}),
+    "shared": (
+        {"prompt": ["a" * 2**26] * 2},
+        {"use_dictionary": False, "column_encoding": {"prompt": "DELTA_BYTE_ARRAY"}},
+    ),
+    "words": ({"prompt": ["a"], "words": [["a"] * 2**23]}, {}),
+    "nested": ({"prompt": ["a"], "weights": [{"a": "b" * 2**26}]}, {}),
+}
+
+
+@pytest.mark.parametrize("name", EXPANDING)
+def test_a_small_parquet_file_of_gigabytes_is_refused_before_it_is_decoded(
+    tmp_path, monkeypatch, name
+):
+    columns, options = EXPANDING[name]
+    options = {"compression": "zstd", **options}
+    parquet.write_table(pa.table(columns), tmp_path / "p.parquet", **options)
+    assert (tmp_path / "p.parquet").stat().st_size < 2**20
+    monkeypatch.setattr(parquet.ParquetFile, "iter_batches", None)
+    with pytest.raises(ValueError, match="bytes in the Parquet file, and .* in memory"):
+        planned(source=tmp_path / "p.parquet")
+
+
+def test_of_a_text_that_a_parquet_file_holds_once_few_are_in_memory(tmp_path):
+    """Its pages are small, and nothing but decoding tells how large a batch of rows is."""
+    parquet.write_table(pa.table({"prompt": ["a" * 2**20] * 150}), tmp_path / "p.parquet")
+    before = pa.total_allocated_bytes()
+    found = table_rows(tmp_path / "p.parquet", None, lambda names, _: names)
+    for row, _ in zip(found, range(100), strict=False):
+        assert "1,048,576 characters" in row.reason and not row.fields
+        assert pa.total_allocated_bytes() - before < 50 * 2**20
+
+
+def test_what_packs_well_is_read(tmp_path):
+    """A million equal cells, and a text near the longest."""
+    n = 10**5
+    columns = {"prompt": ["a cat"] * n, "words": [["cat"]] * n, "negative_prompt": ["b" * 400] * n}
+    parquet.write_table(pa.table(columns), tmp_path / "p.parquet")
+    found = list(table_rows(tmp_path / "p.parquet", None, lambda names, _: names))
+    assert len(found) == n and not any(row.reason for row in found)
+    parquet.write_table(
+        pa.table({"prompt": ["a" * 2**17, "a" * (2**17 + 1)]}), tmp_path / "p.parquet"
+    )
+    found = table_rows(tmp_path / "p.parquet", None, lambda names, _: names)
+    assert [bool(row.reason) for row in found] == [False, True]
+
+
+@pytest.mark.parametrize("compression", ["snappy", "zstd", "gzip", "none"])
+def test_a_parquet_file_with_a_broken_page_is_refused_in_words(tmp_path, compression):
+    path = tmp_path / "p.parquet"
+    rows = pa.table({"prompt": [f"a cat {n * n}" for n in range(9999)]})
+    parquet.write_table(rows, path, compression=compression)
+    data = path.read_bytes()
+    path.write_bytes(data[:60] + b"\xff" * 900 + data[960:])
+    with pytest.raises(ValueError, match="not a readable Parquet file"):
+        list(table_rows(path, None, lambda names, _: names))
 
 
 def test_a_folder_of_lists_is_one_list(tmp_path):

@@ -1,6 +1,9 @@
 """Objects in a storage, and addresses that are refused."""
 
+import socket
 import sys
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from datetime import datetime, timezone
 from pathlib import Path
 
@@ -145,6 +148,10 @@ class NoCredentialsError(Exception):
     """Named as botocore's."""
 
 
+class ReadTimeoutError(Exception):
+    """Likewise."""
+
+
 def test_what_fails_is_tried_again(root, quick):
     (root / "c").write_bytes(b"x")
     slow = Address(failing(TimeoutError("slow"), 2), root.path, "memory") / "c"
@@ -159,6 +166,44 @@ def test_what_fails_is_tried_again(root, quick):
         unable.read_bytes()
     with pytest.raises(PermissionError, match="^memory://bucket/run/c .*no"):
         (Address(failing(PermissionError("no"), 9), root.path, "memory") / "c").read_bytes()
+
+
+def test_a_storage_that_is_silent_for_long_is_asked_once(root, quick, monkeypatch):
+    (root / "c").write_bytes(b"x")
+    seconds = iter(range(0, 1000, 11))
+    monkeypatch.setattr(addresses.time, "monotonic", lambda: next(seconds))
+    for error in (TimeoutError("slow"), ReadTimeoutError("slow")):
+        silent = Address(failing(error, 1), root.path, "memory") / "c"
+        with pytest.raises(OSError, match="cannot be reached: slow"):
+            silent.read_bytes()
+    broken = Address(failing(ConnectionResetError("late"), 2), root.path, "memory") / "c"
+    assert broken.read_bytes() == b"x"  # it did answer
+
+
+def test_a_server_of_s3_that_never_answers_is_asked_twice(monkeypatch):
+    pytest.importorskip("s3fs")
+    asked = []
+    with socket.create_server(("127.0.0.1", 0)) as server, ThreadPoolExecutor() as pool:
+
+        def accept():
+            with suppress(OSError):
+                while True:
+                    asked.append(server.accept())
+
+        pool.submit(accept)
+        port = server.getsockname()[1]
+        own = {"read_timeout": 0.2, "s3": {"addressing_style": "path"}}
+        setting = {"endpoint_url": f"http://127.0.0.1:{port}", "key": "k", "secret": "s"}
+        monkeypatch.setitem(fsspec.config.conf, "s3", {**setting, "config_kwargs": own})
+        monkeypatch.setattr(addresses, "_SILENCE", 0.3)
+        silent = path_of("s3://bucket/run")
+        assert silent.files.config_kwargs == {"retries": {"total_max_attempts": 1}, **own}
+        with pytest.raises(OSError, match="s3://bucket/run cannot be reached: Read timeout"):
+            silent.read_bytes()
+        server.shutdown(socket.SHUT_RDWR)
+    for connection, _ in asked:
+        connection.close()
+    assert len(asked) == 2
 
 
 @pytest.mark.parametrize("where", ["nowhere://x/run", "simplecache::memory://x/run"])
