@@ -195,7 +195,6 @@ def _check_shard(root: Path, manifest: Manifest, number: int) -> tuple[int, list
     """Return the number of a shard's whole items, and its problems."""
     place = Place(root)  # of its own: a copy of the shard is kept while it is checked, no longer
     format = format_of(place, manifest)
-    save = manifest.settings.save
     name = record_name(number)
     try:
         record = record_of(place, manifest, number)

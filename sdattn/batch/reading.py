@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import re
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -27,8 +25,7 @@ from .columns import WORD_LABELS
 from .formats import RUN, format_of
 from .records import (
     ItemRow,
-    Manifest,
-    line_of,
+    read_counts,
     read_manifest,
     read_records,
     record_name,
@@ -167,7 +164,6 @@ class Status:
     seconds_left: float | None
 
 
-_BYTES = re.compile(rb'"bytes": (\d+)')
 _RECENT = 600.0  # seconds before the last record
 
 
@@ -186,7 +182,7 @@ def status(root: str | Path) -> Status:
             name = record_name(number).removeprefix("shards/")
             if name in times:
                 names[number] = name
-        counted = pool.map(partial(_counts, place, manifest), names)
+        counted = pool.map(partial(read_counts, place, manifest), names)
         for name, counts in zip(names.values(), counted, strict=True):
             if counts is not None:
                 done += 1
@@ -208,25 +204,6 @@ def status(root: str | Path) -> Status:
         rate=rate,
         seconds_left=left / rate if rate else None,
     )
-
-
-def _counts(place: Place, manifest: Manifest, number: int) -> tuple[int, int, int] | None:
-    """Return the whole items, the failed ones and the bytes of a record's files, or None if it is
-    not sound or of another run. Its rows are not parsed: in a text, a key's second quote would be
-    escaped."""
-    try:
-        head, *rows, seal = place.read(record_name(number)).splitlines(keepends=True)
-    except (FileNotFoundError, ValueError):
-        return None
-    if seal != line_of({"seal": sha256(head + b"".join(rows))}):
-        return None
-    told = json.loads(head)
-    if not isinstance(told, dict) or told.get("fingerprint") != manifest.input.shards[number]:
-        return None
-    failed = sum(b'"failed": ' in row for row in rows)
-    sized = [head, *rows] if told.get("data") is None else [head]
-    nbytes = sum(int(number) for line in sized for number in _BYTES.findall(line))
-    return len(rows) - failed, failed, nbytes
 
 
 def _rate(drawn: list[tuple[float, int]]) -> float | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import heapq
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -278,6 +279,27 @@ def sound_record(place: Place, manifest: Manifest, number: int) -> ShardRecord |
         return record_of(place, manifest, number)
     except ValueError:
         return None
+
+
+_BYTES = re.compile(rb'"bytes": (\d+)')
+
+
+def read_counts(place: Place, manifest: Manifest, number: int) -> tuple[int, int, int] | None:
+    """Return the whole items, the failed ones and the bytes of a record's files, or None if it is
+    not sound or of another run. Its rows are not parsed: in a text, a key's second quote would be
+    escaped."""
+    try:
+        head, *rows, seal = place.read(record_name(number)).splitlines(keepends=True)
+        told = read_entries(_Head, json.loads(head))
+    except (FileNotFoundError, RecordError, ValueError, RecursionError):
+        return None
+    is_sealed = seal == line_of({"seal": sha256(head + b"".join(rows))})
+    if not is_sealed or told.fingerprint != manifest.input.shards[number]:
+        return None
+    failed = sum(b'"failed": ' in row for row in rows)
+    sized = [head, *rows] if told.data is None else [head]
+    nbytes = sum(int(count) for line in sized for count in _BYTES.findall(line))
+    return len(rows) - failed, failed, nbytes
 
 
 def publish_record(place: Place, record: ShardRecord) -> None:
