@@ -102,7 +102,9 @@ def drawn_with(engine, number):
     named = (Shard(n, jobs(1), "") for n in range(number))
     told = []
     found = {}
-    for record in map_shards(engine, manifest(), named, lambda *n: told.append(n), lambda: False):
+    for record in map_shards(
+        engine, manifest(shards=99), named, lambda *n: told.append(n), lambda: False
+    ):
         assert record.number not in found
         found[record.number] = record.rows[0]["failed"] if record.rows else None
     assert told == [(0, 1)] * sum(reason is not None for reason in found.values())
@@ -153,7 +155,7 @@ def test_a_stop_leaves_lost_shards_to_the_next_command(tmp_path):
     engine = Losing(tmp_path, 1, {0: 10**6})
     seen = []
     named = (Shard(n, jobs(1), "") for n in range(3))
-    for record in map_shards(engine, manifest(), named, None, lambda: len(seen) == 2):
+    for record in map_shards(engine, manifest(shards=99), named, None, lambda: len(seen) == 2):
         seen.append(record.number)
     assert seen == [1, 2] and engine.begun == [0, 1, 2]
 
@@ -242,7 +244,9 @@ def test_a_shard_that_ends_its_workers_is_recorded_as_failed(
     monkeypatch.setattr(processes, "request", request)
     monkeypatch.setattr(engines, "describe", says_device)  # as a worker that lives
     shard = Shard(0, jobs(2), "d")
-    [record] = map_shards(processes, manifest(), [shard], lambda *n: told.append(n), lambda: False)
+    [record] = map_shards(
+        processes, manifest(shards=99), [shard], lambda *n: told.append(n), lambda: False
+    )
     assert all("each of 3 workers" in row["failed"] for row in record.rows)
     assert told == [(0, 2)] and len(record.failed) == 2
 
@@ -288,6 +292,8 @@ assert __main__.SCRIPT is None
 def test_a_worker_is_told_of_no_script_to_run(monkeypatch):
     """And the script is there again after its process has begun, or could not."""
     script, told = sys.modules["__main__"], []
+    monkeypatch.setattr(script, "__spec__", None)
+    monkeypatch.setattr(script, "__file__", "script.py", raising=False)
 
     class Pool:
         def __init__(self, *_):
@@ -361,7 +367,7 @@ def test_on_ray_a_shard_that_ends_its_workers_is_recorded_as_failed(
     monkeypatch.setattr(engines, "draw_shard", ends)
     monkeypatch.setattr(engines, "describe", says_device)
     shard = Shard(0, jobs(2), "d")
-    [record] = map_shards(engine, manifest(), [shard], lambda *n: None, lambda: False)
+    [record] = map_shards(engine, manifest(shards=99), [shard], lambda *n: None, lambda: False)
     assert all("each of 3 workers" in row["failed"] for row in record.rows)
     assert len(rows_of(tmp_path / "run/shards/000000.jsonl")) == 4
 
