@@ -358,6 +358,20 @@ def test_what_packs_well_is_read(tmp_path):
     assert [bool(row.reason) for row in found] == [False, True]
 
 
+def test_a_column_that_is_not_read_may_be_large_and_one_that_hardly_packs_too(tmp_path):
+    columns = {"prompt": ["a cat"], "zeros": ["a" * 2**26]}
+    parquet.write_table(pa.table(columns), tmp_path / "p.parquet", compression="zstd")
+    [row] = table_rows(tmp_path / "p.parquet", None, lambda names, _: ["prompt"])
+    assert row.fields == {"prompt": "a cat"}
+    for columns in ({"prompt": ["a" * 2**17] * 9}, {"prompt": ["a" * 2**26]}):  # 1 MB; 21 times
+        options = {"use_dictionary": False, "compression": "snappy"}
+        parquet.write_table(pa.table(columns), tmp_path / "p.parquet", **options)
+        assert list(table_rows(tmp_path / "p.parquet", None, lambda names, _: names))
+    table = pa.table({"prompt": ["a" * 2**20]})  # a thousand times, but small
+    parquet.write_table(table, tmp_path / "p.parquet", compression="zstd")
+    assert list(table_rows(tmp_path / "p.parquet", None, lambda names, _: names))
+
+
 @pytest.mark.parametrize("compression", ["snappy", "zstd", "gzip", "none"])
 def test_a_parquet_file_with_a_broken_page_is_refused_in_words(tmp_path, compression):
     path = tmp_path / "p.parquet"
