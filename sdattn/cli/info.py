@@ -42,7 +42,8 @@ def info(
       sdattn info
       sdattn info owner/name --json
     """
-    from ..loading.options import options_of
+    from ..loading.devices import checked_dtype
+    from ..loading.options import device_of, options_of
     from ..loading.pipelines import pipeline_without_weights
     from ..models.denoiser import find_denoiser
     from ..models.facts import latent_size
@@ -51,7 +52,11 @@ def info(
     waiting = _not_fetched(output, model, loading)
     if waiting is None:
         pipe = load({"model": model, "device": device, **loading}, output)
+        device = str(device_of(pipe))
+        dtype = pipe.dtype
     else:
+        asked = checked_dtype(loading.get("dtype"))
+        dtype = waiting.folder.dtype(asked, half=device.startswith("cuda"))
         pipe = pipeline_without_weights(waiting.folder)
         _print_download(output, waiting, pipe)
     found = find_denoiser(pipe).layers
@@ -78,7 +83,6 @@ def info(
     )
     for lack in lacks:
         output.print(f"- {lack}")
-    dtype_name = str(loading.get("dtype", pipe.dtype)).removeprefix("torch.")
     layers = []
     for layer in found:
         entry = LayerEntry(layer.place, layer.level, layer.heads, layer.grid(latent))
@@ -88,7 +92,7 @@ def info(
             "model": model,
             "pipeline": kind,
             "device": device,
-            "dtype": dtype_name,
+            "dtype": str(dtype).removeprefix("torch."),
             "scheduler": scheduler,
             "loading": how.to_json() if how else {},
             "layers": layers,

@@ -140,7 +140,9 @@ def pipeline_without_weights(folder: PipelineFolder) -> Pipeline:
             models[name] = without_weights(getattr(home_of(library), kind), folder.path / name)
     with named_errors(folder.path):
         parts = {**folder.parts(), **models}
-        return diffusers.DiffusionPipeline.from_pretrained(folder.path, **parts)
+        pipe = diffusers.DiffusionPipeline.from_pretrained(folder.path, **parts)
+    note_options(pipe, folder.options)
+    return pipe
 
 
 def _load_folder(folder: PipelineFolder, dtype: torch.dtype | None, half: bool) -> Pipeline:

@@ -226,7 +226,7 @@ class Repository:
 
         missing = self.missing(names)
         home = cache_of(self.name)
-        needed = sum(self.files[name].size for name in missing)
+        needed = self.size(missing)
         nearest = next(folder for folder in home.parents if folder.is_dir())
         if needed > shutil.disk_usage(nearest).free:
             raise full_disk(f"{self.name} needs another {size_text(needed)}, and ")

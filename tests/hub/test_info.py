@@ -3,23 +3,7 @@
 import json
 
 import pytest
-from helpers.hub_commands import HubCommands
-from helpers.hub_repositories import CHECKPOINT, make_repositories
-from helpers.hub_server import HubServer
-
-
-@pytest.fixture(scope="module")
-def commands(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("hub")
-    with HubServer(make_repositories(folder / "repositories")) as hub:
-        with HubCommands(hub, folder) as commands:
-            yield commands
-
-
-@pytest.fixture(autouse=True)
-def _first(commands):
-    commands.hub.reset()
-    commands.empty_the_cache()
+from helpers.hub_repositories import CHECKPOINT
 
 
 def info(commands, *arguments, **variables):
@@ -52,6 +36,12 @@ def test_it_says_the_same_as_once_the_model_is_here(commands, name):
     # a checkpoint's are saved in 16 bits, and headers are a few kB
     bits = 2 if name == "acme/single" else 4
     assert hub["weights"] * bits == pytest.approx(sum(weights), rel=0.2)
+
+
+def test_options_are_told_as_they_would_be_loaded(commands):
+    before = info(commands, "acme/both", "--variant", "fp16", "--dtype", "bf16")
+    assert before["loading"] == {"variant": "fp16"}
+    assert (before["device"], before["dtype"]) == ("cpu", "bfloat16")
 
 
 def test_people_read_the_size_the_terms_and_the_memory(commands):

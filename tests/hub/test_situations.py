@@ -8,9 +8,7 @@ import shlex
 import signal
 
 import pytest
-from helpers.hub_commands import HubCommands
-from helpers.hub_repositories import make_repositories
-from helpers.hub_server import TOKEN, HubServer
+from helpers.hub_server import TOKEN
 
 DRAW = ("generate", "a cat", "--force", "--steps", "1", "--width", "64", "--height", "64")
 DRAW += ("--device", "cpu", "--out", "run", "--model")
@@ -148,21 +146,6 @@ FETCHED = {
     ],
     (f"{PAGE}/acme/several/blob/main/acme_v8.safetensors", "first"): ["acme_v8.safetensors"],
 }
-
-
-@pytest.fixture(scope="module")
-def commands(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("hub")
-    with HubServer(make_repositories(folder / "repositories")) as hub:
-        with HubCommands(hub, folder) as commands:
-            yield commands
-
-
-@pytest.fixture(autouse=True)
-def _first(commands):
-    """Begin with a hub that is well, and an empty cache."""
-    commands.hub.reset()
-    commands.empty_the_cache()
 
 
 def arrange(commands, typed, words):
