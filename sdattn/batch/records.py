@@ -245,11 +245,11 @@ def read_record(place: Place, number: int) -> ShardRecord | None:
     except FileNotFoundError:
         return None
     where = place.root / record_name(number)
-    lines = data.splitlines(keepends=True)
-    if len(lines) < 2 or lines[-1] != line_of({"seal": sha256(b"".join(lines[:-1]))}):
+    lines = _sealed_lines(data)
+    if not lines:
         raise InvalidValueError(f"{where} is not what was written: its own checksum differs")
     try:
-        head, *rows = (json.loads(line) for line in lines[:-1])
+        head, *rows = (json.loads(line) for line in lines)
         if not all(isinstance(one, dict) for one in (head, *rows)):
             raise RecordError("each of its lines has to be a JSON object")
         found = read_entries(_Head, head)
@@ -260,6 +260,12 @@ def read_record(place: Place, number: int) -> ShardRecord | None:
     if found.shard != number:
         raise InvalidValueError(f"{where} is the record of shard {found.shard}")
     return ShardRecord(number, found.fingerprint, found.data, found.sheet, rows)
+
+
+def _sealed_lines(data: bytes) -> list[bytes]:
+    """Return a record's lines without its seal; none if the seal is missing or of other lines."""
+    *lines, seal = data.splitlines(keepends=True) or [b""]
+    return lines if seal == line_of({"seal": sha256(b"".join(lines))}) else []
 
 
 def record_of(place: Place, manifest: Manifest, number: int) -> ShardRecord | None:
@@ -289,12 +295,11 @@ def read_counts(place: Place, manifest: Manifest, number: int) -> tuple[int, int
     not sound or of another run. Its rows are not parsed: in a text, a key's second quote would be
     escaped."""
     try:
-        head, *rows, seal = place.read(record_name(number)).splitlines(keepends=True)
+        head, *rows = _sealed_lines(place.read(record_name(number)))
         told = read_entries(_Head, json.loads(head))
     except (FileNotFoundError, RecordError, ValueError, RecursionError):
         return None
-    is_sealed = seal == line_of({"seal": sha256(head + b"".join(rows))})
-    if not is_sealed or told.fingerprint != manifest.input.shards[number]:
+    if (told.shard, told.fingerprint) != (number, manifest.input.shards[number]):
         return None
     failed = sum(b'"failed": ' in row for row in rows)
     sized = [head, *rows] if told.data is None else [head]
