@@ -75,6 +75,12 @@ class HubServer:
         self.requests.clear()
         self.has_stalled.clear()
 
+    def weights_sent(self) -> list[str]:
+        """Return the weights that were asked for whole: a range is of a header, or goes on."""
+        whole = (one for one in self.requests if one.method == "GET" and not one.range)
+        paths = [one.path for one in whole]
+        return sorted(path.split("/", 4)[4] for path in paths if path.startswith("/cdn/"))
+
     def __enter__(self) -> "HubServer":
         self._server = _Server(("127.0.0.1", 0), _Handler)
         self._server.hub = self

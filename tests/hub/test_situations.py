@@ -180,7 +180,7 @@ def test_a_command_ends_as_it_should_and_says_why(commands, typed, situation, co
     assert (done.code, done.out) == (code, ""), done.err
     assert commands.parts() == []
     if code == 2 or (typed, situation) in FETCHED:
-        assert weights_fetched(commands.hub) == FETCHED.get((typed, situation), [])
+        assert commands.hub.weights_sent() == FETCHED.get((typed, situation), [])
     if not noun:
         assert done.err == ""
         return
@@ -189,13 +189,6 @@ def test_a_command_ends_as_it_should_and_says_why(commands, typed, situation, co
     assert noun in done.err
     assert [word for word in ALIEN if word in done.err] == []
     assert [name for name in names_in(typed) if name not in done.err] == []
-
-
-def weights_fetched(hub):
-    """Return the weights that were asked for whole: a range is of a header, or goes on."""
-    whole = (request for request in hub.requests if request.method == "GET" and not request.range)
-    paths = [request.path for request in whole]
-    return sorted(path.split("/", 4)[4] for path in paths if path.startswith("/cdn/"))
 
 
 def names_in(typed):
