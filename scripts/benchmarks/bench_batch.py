@@ -299,7 +299,7 @@ def copy_items(root: Path, items: int) -> None:
             rows.append({**row, "thumb": thumb})
         written = ShardRecord(number, record.fingerprint, data, record.sheet, rows)
         place.publish(record_name(number), written.packed())
-    told = replace(manifest.input, items=items, shards=number + 1)
+    told = replace(manifest.input, items=items, shards=[record.fingerprint] * (number + 1))
     place.publish("batch.json", replace(manifest, input=told).sealed())
 
 

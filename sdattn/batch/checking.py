@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import math
 import re
 import time
 from collections.abc import Collection, Iterator
@@ -31,10 +32,12 @@ from .records import (
     ItemRow,
     Manifest,
     line_of,
+    read_counts,
     read_manifest,
+    read_record,
     read_records,
     record_name,
-    record_of,
+    records_there,
     row_of,
     rows_in_order,
 )
@@ -52,7 +55,7 @@ def write_summaries(place: Place, manifest: Manifest) -> None:
     it once more: that one may have ended with older records, and any that publishes yet more of
     them writes it after this one."""
     for _ in range(2):
-        before = _records_there(place)
+        before = records_there(place, manifest)
         written = set()
         for name, parts in _summaries(place, manifest):
             place.publish(name, parts)
@@ -60,7 +63,7 @@ def write_summaries(place: Place, manifest: Manifest) -> None:
         for name in place.files():
             if name.startswith("index-") and name not in written:  # of an earlier, larger run
                 place.remove(name)
-        if _records_there(place) == before:
+        if records_there(place, manifest) == before:
             return
 
 
@@ -69,13 +72,6 @@ def summarize(root: str | Path) -> None:
     :func:`verify` does."""
     place = Place(root)
     write_summaries(place, read_manifest(place))
-
-
-def n_missing(place: Place, manifest: Manifest) -> int:
-    """Return the number of shards without a record, by the names of files alone."""
-    there = place.files("shards")
-    names = map(record_name, range(len(manifest.input.shards)))
-    return sum(name.removeprefix("shards/") not in there for name in names)
 
 
 def _summaries(place: Place, manifest: Manifest) -> Iterator[tuple[str, Iterator[bytes]]]:
@@ -93,11 +89,6 @@ def _lines(rows: Iterator[ItemRow], *, failed: bool) -> Iterator[bytes]:
     for row in rows:
         if ("failed" in row) == failed:
             yield line_of({name: row[name] for name in row if name not in ("thumb", "sheet")})
-
-
-def _records_there(place: Place) -> list[str]:
-    files = place.files("shards").items()
-    return [f"{name} {file.time}" for name, file in files if name.endswith(".jsonl")]
 
 
 def remove_litter(place: Place, manifest: Manifest) -> list[str]:
@@ -169,7 +160,7 @@ def verify(root: str | Path) -> tuple[int, list[str]]:
             problems += told
     records_are_whole = not problems
     if records_are_whole:
-        rows = sum(len(record.rows) for record in read_records(place, manifest))
+        rows = sum(one.whole + one.failed for one in read_counts(place, manifest) if one)
         if rows != manifest.input.items:
             problems.append(
                 f"the records have {rows} items and batch.json {manifest.input.items}: one is of "
@@ -197,7 +188,7 @@ def _check_shard(root: Path, manifest: Manifest, number: int) -> tuple[int, list
     format = format_of(place, manifest)
     name = record_name(number)
     try:
-        record = record_of(place, manifest, number)
+        record = read_record(place, number, manifest.input.shards[number])
     except (OSError, ValueError) as error:
         return 0, [f"{_line(error)}; the run's command draws it anew"]
     if record is None:
@@ -266,7 +257,9 @@ def _check_file(name: str, data: bytes | None, digest: str, info: RunInfo) -> It
         maps = load(data)
         if {name: tuple(held.shape) for name, held in maps.items()} != map_shapes(info):
             yield "maps.safetensors has other layers or sizes than run.json says"
-        if bad := [name for name, held in maps.items() if not held.isfinite().all()]:
+        # NaN is the least and the largest of its layer; each value by itself costs tenfold
+        ends = {layer: map(float, held.aminmax()) for layer, held in maps.items()}
+        if bad := [layer for layer, both in ends.items() if not all(map(math.isfinite, both))]:
             yield f"maps.safetensors holds values that are not finite, in {bad[0]}"
 
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property
 from html import escape
 from itertools import islice
 from pathlib import Path
@@ -28,7 +27,7 @@ from .records import (
     read_counts,
     read_manifest,
     read_records,
-    record_name,
+    records_there,
     rows_in_order,
 )
 
@@ -54,7 +53,10 @@ class SavedBatch(Mapping[str, SavedRun]):
         self._place = Place(root)
         self._manifest = read_manifest(self._place)
         self._format = format_of(self._place, self._manifest)
-        self._locations = {row["id"]: (row["place"], row["run_sha256"]) for row in self._rows()}
+
+    @cached_property
+    def _locations(self) -> dict[str, tuple[str, str]]:
+        return {row["id"]: (row["place"], row["run_sha256"]) for row in self._rows()}
 
     def _rows(self) -> Iterator[ItemRow]:
         """Yield the rows of the whole items."""
@@ -63,9 +65,9 @@ class SavedBatch(Mapping[str, SavedRun]):
 
     def __repr__(self) -> str:
         settings = self._manifest.settings
-        asked = self._manifest.input.items
+        items = f"{len(self)} of {self._manifest.input.items} items"
         how = f"{settings.model}, format {settings.format}"
-        return f"SavedBatch({str(self._place.root)!r}: {len(self)} of {asked} items, {how})"
+        return f"SavedBatch({str(self._place.root)!r}: {items}, {how})"
 
     def __getitem__(self, item: str | int) -> SavedRun:
         if isinstance(item, int):
@@ -172,24 +174,11 @@ def status(root: str | Path) -> Status:
     place = Place(root)
     manifest = read_manifest(place)
     made = manifest.input
-    began = place.files()["batch.json"].time
-    times = place.files("shards")
-    whole = failed = done = nbytes = 0
-    drawn: list[tuple[float, int]] = []  # when a shard was done, and its items
-    with ThreadPoolExecutor(16) as pool:
-        names = {}
-        for number in range(len(made.shards)):
-            name = record_name(number).removeprefix("shards/")
-            if name in times:
-                names[number] = name
-        counted = pool.map(partial(read_counts, place, manifest), names)
-        for name, counts in zip(names.values(), counted, strict=True):
-            if counts is not None:
-                done += 1
-                whole += counts[0]
-                failed += counts[1]
-                nbytes += counts[2]
-                drawn.append((times[name].time, counts[0] + counts[1]))
+    there = records_there(place, manifest)
+    counts = {n: one for n, one in enumerate(read_counts(place, manifest)) if one}
+    whole, failed, nbytes = map(sum, zip(*counts.values(), strict=True)) if counts else (0, 0, 0)
+    # When each shard was done, and its items
+    drawn = [(there[n].time, one.whole + one.failed) for n, one in counts.items() if n in there]
     rate = _rate(sorted(drawn))
     left = made.items - whole - failed
     return Status(
@@ -198,9 +187,9 @@ def status(root: str | Path) -> Status:
         failed=failed,
         bad_lines=made.bad_lines,
         shards=len(made.shards),
-        done=done,
+        done=len(counts),
         nbytes=nbytes,
-        began=began,
+        began=place.files()["batch.json"].time,
         rate=rate,
         seconds_left=left / rate if rate else None,
     )

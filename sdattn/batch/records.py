@@ -10,20 +10,17 @@ from __future__ import annotations
 import heapq
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple, TypeVar
+
+from typing_extensions import TypedDict
 
 from ..errors import InvalidValueError, MissingFileError
-from ..files.place import Place
-from ..files.records import (
-    Record,
-    RecordError,
-    read_document,
-    read_sealed,
-    sealed,
-)
+from ..files.place import File, Place
+from ..files.records import Record, RecordError, check_object, read_document, read_sealed, sealed
 from ..files.records import read_record as read_entries
 from ..files.writing import sha256
 from ..loading.options import LoadingOptions
@@ -190,28 +187,24 @@ class _Head(Record):
     sheet: ShardFile | None
 
 
-@dataclass(frozen=True)
-class _Row(Record):
+class _Row(TypedDict):
     id: str
     line: int
     prompt: str
     seed: int
 
 
-@dataclass(frozen=True)
 class _FailedRow(_Row):
     failed: str
     traceback: str
 
 
-@dataclass(frozen=True)
-class _SavedFile(Record):
+class _SavedFile(TypedDict):
     name: str
     bytes: int
 
 
-@dataclass(frozen=True)
-class _Statistics(Record):
+class _Statistics(TypedDict):
     word: str
     peak: float
     mean: float
@@ -222,7 +215,6 @@ class _Statistics(Record):
     entropy: float | None
 
 
-@dataclass(frozen=True)
 class _WholeRow(_Row):
     width: int
     height: int
@@ -237,28 +229,32 @@ def record_name(number: int) -> str:
     return f"shards/{number:06d}.jsonl"
 
 
-def read_record(place: Place, number: int) -> ShardRecord | None:
-    """Return a shard's record, or None if there is none; raise ValueError if it is damaged, or of
-    another version."""
+def read_record(place: Place, number: int, fingerprint: str | None = None) -> ShardRecord | None:
+    """Return a shard's record, or None if there is none; raise ValueError if it is damaged, of
+    another version or, with the shard's ``fingerprint``, of another run."""
     try:
         data = place.read(record_name(number))
     except FileNotFoundError:
         return None
+    from pydantic_core import from_json  # faster
+
     where = place.root / record_name(number)
     lines = _sealed_lines(data)
     if not lines:
         raise InvalidValueError(f"{where} is not what was written: its own checksum differs")
     try:
-        head, *rows = (json.loads(line) for line in lines)
-        if not all(isinstance(one, dict) for one in (head, *rows)):
-            raise RecordError("each of its lines has to be a JSON object")
+        head, *rows = map(from_json, lines)
         found = read_entries(_Head, head)
         for row in rows:
-            read_entries(_FailedRow if "failed" in row else _WholeRow, row)
-    except (RecordError, ValueError, RecursionError) as error:
+            check_object(_FailedRow if "failed" in row else _WholeRow, row)
+    except (RecordError, ValueError, TypeError, RecursionError) as error:
         raise InvalidValueError(f"{where} is not of this version: {error}") from error
     if found.shard != number:
         raise InvalidValueError(f"{where} is the record of shard {found.shard}")
+    if fingerprint not in (None, found.fingerprint):
+        raise InvalidValueError(
+            f"{where} is of another run: of other items or settings than batch.json says"
+        )
     return ShardRecord(number, found.fingerprint, found.data, found.sheet, rows)
 
 
@@ -268,79 +264,92 @@ def _sealed_lines(data: bytes) -> list[bytes]:
     return lines if seal == line_of({"seal": sha256(b"".join(lines))}) else []
 
 
-def record_of(place: Place, manifest: Manifest, number: int) -> ShardRecord | None:
-    """Do as :func:`read_record`; raise ValueError also for another run's record."""
-    record = read_record(place, number)
-    if record is not None and record.fingerprint != manifest.input.shards[number]:
-        raise InvalidValueError(
-            f"{place.root / record_name(number)} is of another run: of other items or settings "
-            "than batch.json says"
-        )
-    return record
-
-
-def sound_record(place: Place, manifest: Manifest, number: int) -> ShardRecord | None:
-    """Return a shard's record, or None if there is none that is whole and this run's."""
+def sound_record(place: Place, number: int, fingerprint: str | None = None) -> ShardRecord | None:
+    """Do as :func:`read_record`, with None for one that it refuses."""
     try:
-        return record_of(place, manifest, number)
+        return read_record(place, number, fingerprint)
     except ValueError:
         return None
-
-
-_BYTES = re.compile(rb'"bytes": (\d+)')
-
-
-def read_counts(place: Place, manifest: Manifest, number: int) -> tuple[int, int, int] | None:
-    """Return the whole items, the failed ones and the bytes of a record's files, or None if it is
-    not sound or of another run. Its rows are not parsed: in a text, a key's second quote would be
-    escaped."""
-    try:
-        head, *rows = _sealed_lines(place.read(record_name(number)))
-        told = read_entries(_Head, json.loads(head))
-    except (FileNotFoundError, RecordError, ValueError, RecursionError):
-        return None
-    if (told.shard, told.fingerprint) != (number, manifest.input.shards[number]):
-        return None
-    failed = sum(b'"failed": ' in row for row in rows)
-    sized = [head, *rows] if told.data is None else [head]
-    nbytes = sum(int(count) for line in sized for count in _BYTES.findall(line))
-    return len(rows) - failed, failed, nbytes
 
 
 def publish_record(place: Place, record: ShardRecord) -> None:
     """Publish a shard's record; then what the one before named goes, also another run's: those who
     read files by a pattern would find items twice."""
-    before = _readable_record(place, record.number)
+    before = sound_record(place, record.number)
     place.publish(record_name(record.number), record.packed())
     if before is not None and before.places != record.places:
-        now = _readable_record(place, record.number) or record  # perhaps another command's
+        now = sound_record(place, record.number) or record  # perhaps another command's
         for name in sorted(before.places - record.places - now.places):
             place.remove(name)
 
 
 def remove_record(place: Place, number: int) -> None:
     """Remove a shard's record, and then what it names."""
-    before = _readable_record(place, number)
+    before = sound_record(place, number)
     place.remove(record_name(number))
     for name in sorted(before.places) if before is not None else ():
         place.remove(name)
 
 
-def _readable_record(place: Place, number: int) -> ShardRecord | None:
-    try:
-        return read_record(place, number)
-    except ValueError:
-        return None
+# All of them
 
 
 def read_records(place: Place, manifest: Manifest) -> Iterator[ShardRecord]:
-    """Yield the whole records of a run in their order, a few read ahead."""
-    shards = len(manifest.input.shards)
+    """Yield the whole records of a run in their order."""
+    found = _each(partial(sound_record, place), manifest.input.shards)
+    return (record for record in found if record is not None)
+
+
+def records_there(place: Place, manifest: Manifest) -> dict[int, File]:
+    """Return the files of a run's records by the shard's number, unread."""
+    found = place.files("shards")
+    names = (
+        record_name(number).removeprefix("shards/") for number in range(len(manifest.input.shards))
+    )
+    return {number: found[name] for number, name in enumerate(names) if name in found}
+
+
+class Counts(NamedTuple):
+    """Of a record: its whole items, its failed ones, and the bytes of its files."""
+
+    whole: int
+    failed: int
+    nbytes: int
+
+
+def read_counts(place: Place, manifest: Manifest) -> Iterator[Counts | None]:
+    """Yield the counts of each shard's record, None for one that is missing, not sound or of
+    another run. No row is parsed."""
+    return _each(partial(_counts, place), manifest.input.shards)
+
+
+_BYTES = re.compile(rb'"bytes": (\d+)')
+
+
+def _counts(place: Place, number: int, fingerprint: str) -> Counts | None:
+    try:
+        head, *rows = _sealed_lines(place.read(record_name(number)))
+        told = read_entries(_Head, json.loads(head))
+    except (FileNotFoundError, RecordError, ValueError, RecursionError):
+        return None
+    if (told.shard, told.fingerprint) != (number, fingerprint):
+        return None
+    # In a text, a key's second quote would be escaped.
+    failed = sum(b'"failed": ' in row for row in rows)
+    sized = [head, *rows] if told.data is None else [head]
+    nbytes = sum(int(count) for line in sized for count in _BYTES.findall(line))
+    return Counts(len(rows) - failed, failed, nbytes)
+
+
+T = TypeVar("T")
+
+
+def _each(look: Callable[[int, str], T], fingerprints: Sequence[str]) -> Iterator[T]:
+    """Yield what is seen of each shard by number and fingerprint, a few read ahead."""
     with ThreadPoolExecutor(_AT_ONCE) as pool:
-        for start in range(0, shards, _AT_ONCE):
-            numbers = range(start, min(shards, start + _AT_ONCE))
-            found = pool.map(lambda number: sound_record(place, manifest, number), numbers)
-            yield from (record for record in found if record is not None)
+        for start in range(0, len(fingerprints), _AT_ONCE):
+            some = fingerprints[start : start + _AT_ONCE]
+            yield from pool.map(look, range(start, start + len(some)), some)
 
 
 # Rows

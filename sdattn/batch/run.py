@@ -30,7 +30,7 @@ from ..models.facts import makes_videos
 from ..runs.editrun import EditRun
 from ..runs.imagerun import ImageRun
 from ..runs.info import FORMAT as RUN_FORMAT
-from .checking import n_missing, remove_litter, write_summaries
+from .checking import remove_litter, write_summaries
 from .checks import Job
 from .drawing import BatchDrawer
 from .engines import Engine, ThisProcess, engine_for, map_shards, worker_devices
@@ -43,6 +43,7 @@ from .records import (
     Manifest,
     ShardRecord,
     read_manifest,
+    records_there,
     remove_record,
     sound_record,
 )
@@ -332,7 +333,8 @@ def _draw_missing(
         seconds = progress.seconds
     check_claimed(place, manifest)
     # Each part looks after its own last record, so the last one to end finds no shard missing.
-    if of > 1 and (left := n_missing(place, manifest)):
+    left = len(plan) - len(records_there(place, manifest))
+    if of > 1 and left:
         say(
             f"shards that are not drawn yet: {left:,}. The last part to end writes metadata.jsonl, "
             "errors.jsonl and index.html"
@@ -357,7 +359,7 @@ def _done(place: Place, manifest: Manifest, numbers: range) -> dict[int, ShardRe
     format = format_of(place, manifest)
 
     def look(number: int) -> ShardRecord | None:
-        record = sound_record(place, manifest, number)
+        record = sound_record(place, number, manifest.input.shards[number])
         return record if is_done(format, record) else None
 
     with ThreadPoolExecutor(16) as pool:

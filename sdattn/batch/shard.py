@@ -127,7 +127,7 @@ def draw_shard(
     place = Place(request.out)
     format = format_of(place, manifest)
     fingerprint = manifest.input.shards[shard.number]
-    found = sound_record(place, manifest, shard.number)
+    found = sound_record(place, shard.number, fingerprint)
     is_drawn = is_done(format, found)
     if found is not None and is_drawn and not (request.retry_failed and found.failed):
         if tell is not None:

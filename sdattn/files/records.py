@@ -110,13 +110,24 @@ def read_record(kind: type[R], document: Mapping[str, Any]) -> R:
 
     The document itself may have unknown entries; the objects in it may not.
     """
-    from pydantic import ValidationError
+    import pydantic_core
 
     names = [entry.name for entry in fields(kind)]  # type: ignore[arg-type]
     entries = {name: document[name] for name in names if name in document}
     try:
         reader = _reader(kind)  # type: ignore[arg-type]  # to mypy a class has no hash
-        return reader.validate_json(json.dumps(entries))
+        return reader.validate_json(pydantic_core.to_json(entries))
+    except pydantic_core.ValidationError as error:
+        raise RecordError(_problem(error)) from None
+
+
+def check_object(kind: type, found: object) -> None:
+    """Raise RecordError if what was read from JSON is no object with the entries of a TypedDict;
+    others do not matter. It costs a tenth of :func:`read_record`."""
+    from pydantic import ValidationError
+
+    try:
+        _reader(kind).validate_python(found, strict=True)
     except ValidationError as error:
         raise RecordError(_problem(error)) from None
 
