@@ -32,7 +32,7 @@ from .records import (
     ItemRow,
     Manifest,
     line_of,
-    read_counts,
+    read_heads,
     read_manifest,
     read_record,
     read_records,
@@ -160,7 +160,7 @@ def verify(root: str | Path) -> tuple[int, list[str]]:
             problems += told
     records_are_whole = not problems
     if records_are_whole:
-        rows = sum(one.whole + one.failed for one in read_counts(place, manifest) if one)
+        rows = sum(head.whole + head.failed for head in read_heads(place, manifest) if head)
         if rows != manifest.input.items:
             problems.append(
                 f"the records have {rows} items and batch.json {manifest.input.items}: one is of "

@@ -30,7 +30,7 @@ class DeviceLostError(RunError):
 
 class BatchDrawer:
     """Draws batches of one shape; a batch that does not fit into memory is halved, and an item's
-    failure does not affect others.
+    failure does not affect others. OSError is no item's, and raises.
 
     ``store`` is called with each job, the run of its image and, for an edit, the edit; ``fail``
     with each that could not be drawn, the reason in one line, and the traceback.
@@ -63,13 +63,14 @@ class BatchDrawer:
 
         try:
             drawn = self._draw_together(part)
+        except OSError:  # a disk or a storage, whatever is drawn
+            raise
         except Exception as error:
             # Text only: the traceback itself would keep the memory in use.
             reason = " ".join(f"{type(error).__name__}: {error}".split())
             text = traceback.format_exc()
             too_large = isinstance(error, torch.OutOfMemoryError) or should_reduce_batch_size(error)
-            if not too_large:
-                check_device(self.pipe.device)
+            check_device(self.pipe.device)
         else:
             for job, (image_run, edit_run) in zip(part, drawn, strict=True):
                 if job.item.id in needed:

@@ -38,7 +38,7 @@ from ..loading.quiet import quiet_libraries
 from .drawing import DeviceLostError
 from .plan import Shard
 from .records import Manifest, ShardRecord
-from .request import Request
+from .request import Request, numbers_of
 from .shard import Loaded, Tell, describe, draw_shard, forget_pipeline, record_failure
 
 _TRIES = 3  # workers that a shard may end while it is drawn alone
@@ -77,7 +77,8 @@ def worker_devices(request: Request) -> list[str]:
     device = checked_device(request.device)
     if device.type == "cuda" and device.index is None:
         if "LOCAL_RANK" in os.environ:  # torchrun and accelerate start a process for each
-            return [f"cuda:{int(os.environ['LOCAL_RANK']) % torch.cuda.device_count()}"]
+            [rank] = numbers_of(os.environ, "", "LOCAL_RANK")
+            return [f"cuda:{rank % torch.cuda.device_count()}"]
         count = torch.cuda.device_count()
         return [f"cuda:{i % count}" for i in range(request.workers or count)]
     return [str(device)] * (request.workers or 1)

@@ -24,7 +24,7 @@ from .columns import WORD_LABELS
 from .formats import RUN, format_of
 from .records import (
     ItemRow,
-    read_counts,
+    read_heads,
     read_manifest,
     read_records,
     records_there,
@@ -175,10 +175,13 @@ def status(root: str | Path) -> Status:
     manifest = read_manifest(place)
     made = manifest.input
     there = records_there(place, manifest)
-    counts = {n: one for n, one in enumerate(read_counts(place, manifest)) if one}
-    whole, failed, nbytes = map(sum, zip(*counts.values(), strict=True)) if counts else (0, 0, 0)
+    heads = [head for head in read_heads(place, manifest) if head is not None]
+    whole = sum(head.whole for head in heads)
+    failed = sum(head.failed for head in heads)
     # When each shard was done, and its items
-    drawn = [(there[n].time, one.whole + one.failed) for n, one in counts.items() if n in there]
+    drawn = [
+        (there[head.shard].time, head.whole + head.failed) for head in heads if head.shard in there
+    ]
     rate = _rate(sorted(drawn))
     left = made.items - whole - failed
     return Status(
@@ -187,8 +190,8 @@ def status(root: str | Path) -> Status:
         failed=failed,
         bad_lines=made.bad_lines,
         shards=len(made.shards),
-        done=len(counts),
-        nbytes=nbytes,
+        done=len(heads),
+        nbytes=sum(head.nbytes for head in heads),
         began=place.files()["batch.json"].time,
         rate=rate,
         seconds_left=left / rate if rate else None,

@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import heapq
 import json
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from typing_extensions import TypedDict
 
@@ -26,7 +25,7 @@ from ..files.writing import sha256
 from ..loading.options import LoadingOptions
 from ..runs.info import RunInfo
 
-FORMAT = "sdattn-batch-4"
+FORMAT = "sdattn-batch-5"
 LOST = "Draw the run again into another `folder`."
 _SEAL = "digest"
 ItemRow = dict[str, Any]  # of a record: an item, whole or failed
@@ -130,6 +129,19 @@ class ShardFile(Record):
 
 
 @dataclass(frozen=True)
+class Head(Record):
+    """The first line of a record, with the numbers of its items, and the bytes of all files."""
+
+    shard: int
+    fingerprint: str
+    data: ShardFile | None
+    sheet: ShardFile | None
+    whole: int
+    failed: int
+    nbytes: int
+
+
+@dataclass(frozen=True)
 class ShardRecord:
     """The outcome of drawing a shard.
 
@@ -157,12 +169,12 @@ class ShardRecord:
         return [row for row in self.rows if "failed" in row]
 
     @property
-    def nbytes(self) -> int:
-        """Bytes of the shard's files."""
-        found = sum(file.bytes for file in (self.data, self.sheet) if file is not None)
-        for row in self.whole if self.data is None else ():
-            found += sum(file["bytes"] for file in row["files"])
-        return found
+    def head(self) -> Head:
+        sized = [file.bytes for file in (self.data, self.sheet) if file is not None]
+        if self.data is None:
+            sized += [file["bytes"] for row in self.whole for file in row["files"]]
+        counts = len(self.whole), len(self.failed), sum(sized)
+        return Head(self.number, self.fingerprint, self.data, self.sheet, *counts)
 
     @property
     def places(self) -> set[str]:
@@ -171,20 +183,11 @@ class ShardRecord:
         return files | {row["place"] for row in self.whole}
 
     def packed(self) -> bytes:
-        head = _Head(self.number, self.fingerprint, self.data, self.sheet)
-        lines = b"".join(line_of(line) for line in (head.to_json(), *self.rows))
+        lines = b"".join(line_of(line) for line in (self.head.to_json(), *self.rows))
         return lines + line_of({"seal": sha256(lines)})
 
 
-# Entries that a record needs for its readers; a row has further ones
-
-
-@dataclass(frozen=True)
-class _Head(Record):
-    shard: int
-    fingerprint: str
-    data: ShardFile | None
-    sheet: ShardFile | None
+# Entries that a row needs for its readers; it has further ones
 
 
 class _Row(TypedDict):
@@ -244,18 +247,21 @@ def read_record(place: Place, number: int, fingerprint: str | None = None) -> Sh
         raise InvalidValueError(f"{where} is not what was written: its own checksum differs")
     try:
         head, *rows = map(from_json, lines)
-        found = read_entries(_Head, head)
+        told = read_entries(Head, head)
         for row in rows:
             check_object(_FailedRow if "failed" in row else _WholeRow, row)
+        found = ShardRecord(told.shard, told.fingerprint, told.data, told.sheet, rows)
+        if found.head != told:
+            raise RecordError("its first line tells other numbers than the rest")
     except (RecordError, ValueError, TypeError, RecursionError) as error:
         raise InvalidValueError(f"{where} is not of this version: {error}") from error
-    if found.shard != number:
-        raise InvalidValueError(f"{where} is the record of shard {found.shard}")
+    if found.number != number:
+        raise InvalidValueError(f"{where} is the record of shard {found.number}")
     if fingerprint not in (None, found.fingerprint):
         raise InvalidValueError(
             f"{where} is of another run: of other items or settings than batch.json says"
         )
-    return ShardRecord(number, found.fingerprint, found.data, found.sheet, rows)
+    return found
 
 
 def _sealed_lines(data: bytes) -> list[bytes]:
@@ -309,36 +315,18 @@ def records_there(place: Place, manifest: Manifest) -> dict[int, File]:
     return {number: found[name] for number, name in enumerate(names) if name in found}
 
 
-class Counts(NamedTuple):
-    """Of a record: its whole items, its failed ones, and the bytes of its files."""
-
-    whole: int
-    failed: int
-    nbytes: int
+def read_heads(place: Place, manifest: Manifest) -> Iterator[Head | None]:
+    """Yield the head of each shard's record, None where :func:`read_records` passes it over; its
+    rows are not parsed."""
+    return _each(partial(_head, place), manifest.input.shards)
 
 
-def read_counts(place: Place, manifest: Manifest) -> Iterator[Counts | None]:
-    """Yield the counts of each shard's record, None for one that is missing, not sound or of
-    another run. No row is parsed."""
-    return _each(partial(_counts, place), manifest.input.shards)
-
-
-_BYTES = re.compile(rb'"bytes": (\d+)')
-
-
-def _counts(place: Place, number: int, fingerprint: str) -> Counts | None:
+def _head(place: Place, number: int, fingerprint: str) -> Head | None:
     try:
-        head, *rows = _sealed_lines(place.read(record_name(number)))
-        told = read_entries(_Head, json.loads(head))
-    except (FileNotFoundError, RecordError, ValueError, RecursionError):
+        head = read_entries(Head, json.loads(_sealed_lines(place.read(record_name(number)))[0]))
+    except (FileNotFoundError, IndexError, RecordError, ValueError, TypeError, RecursionError):
         return None
-    if (told.shard, told.fingerprint) != (number, fingerprint):
-        return None
-    # In a text, a key's second quote would be escaped.
-    failed = sum(b'"failed": ' in row for row in rows)
-    sized = [head, *rows] if told.data is None else [head]
-    nbytes = sum(int(count) for line in sized for count in _BYTES.findall(line))
-    return Counts(len(rows) - failed, failed, nbytes)
+    return head if (head.shard, head.fingerprint) == (number, fingerprint) else None
 
 
 T = TypeVar("T")

@@ -173,7 +173,7 @@ def part_of_environment(variables: Mapping[str, str] = os.environ) -> tuple[int,
     number = 0
     count = 1
     if f"{_ARRAY}ID" in variables:
-        job, count, first, last, step = _numbers(variables, _ARRAY, "ID COUNT MIN MAX STEP")
+        job, count, first, last, step = numbers_of(variables, _ARRAY, "ID COUNT MIN MAX STEP")
         number, between = divmod(job - first, max(step, 1))
         # SLURM does not tell a job's position in a list with gaps.
         if between or not 0 <= number < count or first + (count - 1) * step != last:
@@ -183,7 +183,7 @@ def part_of_environment(variables: Mapping[str, str] = os.environ) -> tuple[int,
                 f"--array=1-{count}: each job draws its share of what is missing. Or pass `part`."
             )
     if "RANK" in variables and "WORLD_SIZE" in variables:
-        rank, size = _numbers(variables, "", "RANK WORLD_SIZE")
+        rank, size = numbers_of(variables, "", "RANK WORLD_SIZE")
         if not 0 <= rank < size:
             raise InvalidValueError(
                 f"RANK={rank} is none of WORLD_SIZE={size} ranks, which are numbered from 0. "
@@ -197,14 +197,16 @@ def part_of_environment(variables: Mapping[str, str] = os.environ) -> tuple[int,
 _ARRAY = "SLURM_ARRAY_TASK_"
 
 
-def _numbers(variables: Mapping[str, str], begins: str, names: str) -> list[int]:
+def numbers_of(variables: Mapping[str, str], begins: str, names: str) -> list[int]:
+    """Return the numbers of a launcher's variables, whose names begin alike; raise ValueError for
+    one that is no number."""
     found = []
     for name in names.split():
         text = variables.get(f"{begins}{name}", "")
         if not text.strip().isdecimal():
             raise InvalidValueError(
                 f"{begins}{name}={text!r} is not a number, so it does not tell which part of the "
-                "run to draw. Pass `part`."
+                "run this process draws. Correct it, or pass `part` and `device`."
             )
         found.append(int(text))
     return found

@@ -302,6 +302,8 @@ def _made(item: Item, found: Future[_Packed] | ItemRow) -> _Packed | ItemRow:
         return found
     try:
         return found.result()
+    except OSError:
+        raise
     except Exception as error:
         reason = " ".join(f"{type(error).__name__}: {error}".split())
         return failed_row(item, reason, "".join(traceback.format_exception(error)))

@@ -282,14 +282,17 @@ def _print_outcome(output: Output, outcome: "Outcome", out: "AnyPath", noun: str
         text += f", {outcome.before:,} of them were there"
     if made := outcome.whole - outcome.before:
         text += f"; {made:,} made in {outcome.seconds:.1f} s, {made / outcome.seconds:.3g} a second"
+    is_told = outcome.failed and (out / "errors.jsonl").is_file()  # not by a part before the last
     if outcome.failed:
-        text += f"; {outcome.failed:,} failed, see {out / 'errors.jsonl'}"
+        text += f"; {outcome.failed:,} failed" + (
+            f", see {out / 'errors.jsonl'}" if is_told else ""
+        )
     if outcome.bad_lines:
         text += f"; {counted(outcome.bad_lines, noun)} could not be read, see "
         text += str(out / "bad_lines.jsonl")
     output.print(text, len(text))
     output.answer({"folder": str(out), **vars(outcome)})
-    if outcome.failed and (out / "errors.jsonl").is_file():
+    if is_told:
         with (out / "errors.jsonl").open("rb") as lines:
             for row in map(json.loads, islice(lines, 3)):
                 say(f"{row['id']} failed: {row['failed']}")

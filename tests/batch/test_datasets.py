@@ -25,14 +25,19 @@ def load_run(monkeypatch, tmp_path):
 
     def load(root, kind="folder", **options):
         if kind == "folder":
-            options["data_files"] = [f"{root}/metadata.jsonl", f"{root}/shards/*/*/image.png"]
+            files = [f"{root}/{row['file_name']}" for row in rows_of(root / "metadata.jsonl")]
+            options["data_files"] = [*files, f"{root}/metadata.jsonl"]
             options["path"] = "imagefolder"
         else:
-            options["data_files"] = f"{root}/shards/*.tar"
+            options["data_files"] = tars_of(root)
             options |= {"path": "webdataset", "features": datasets.Features(features)}
         return datasets.load_dataset(split="train", cache_dir=str(tmp_path / "cache"), **options)
 
     return load
+
+
+def tars_of(root):
+    return sorted({f"{root}/{row['place']}" for row in rows_of(root / "metadata.jsonl")})
 
 
 @pytest.fixture(scope="module")
@@ -130,8 +135,7 @@ def test_tars_are_a_data_set_of_images_maps_and_settings(tars, load_run, streami
 def test_webdataset_reads_every_file_of_an_item(tars):
     webdataset = pytest.importorskip("webdataset", reason="webdataset is not installed")
     root, items = tars
-    paths = sorted(str(path) for path in root.glob("shards/*.tar"))
-    samples = webdataset.WebDataset(paths, shardshuffle=False, empty_check=False)
+    samples = webdataset.WebDataset(tars_of(root), shardshuffle=False, empty_check=False)
     found = {json.loads(one["json"])["id"]: one for one in samples}
     gc.collect()
     assert found.keys() == items.keys()

@@ -10,6 +10,7 @@ from sdattn.batch.records import (
     ShardFile,
     ShardRecord,
     line_of,
+    read_heads,
     read_manifest,
     read_record,
     read_records,
@@ -26,6 +27,7 @@ FAILED |= {"failed": "RuntimeError: boom", "traceback": "…"}
 
 
 SHEET = {"name": "shards/000000-123456.webp", "bytes": 9, "sha256": "cd" * 32}
+HEAD_ENTRIES = ("shard", "fingerprint", "data", "sheet", "whole", "failed", "nbytes")
 ROW_ENTRIES = ("id", "line", "prompt", "seed", "width", "height", "words", "statistics")
 ROW_ENTRIES += ("place", "run_sha256", "files")
 DEEP = b"[" * 100_000 + b"]" * 100_000
@@ -45,7 +47,9 @@ def test_a_record_is_read_as_it_was_written(tmp_path):
     found = read_record(place, 0)
     assert (found.number, found.fingerprint) == (0, "of the shard")
     assert (found.data, found.sheet) == (record().data, record().sheet)
-    assert (found.whole, found.failed, found.nbytes) == (ROWS, [FAILED], 109)
+    assert (found.whole, found.failed) == (ROWS, [FAILED])
+    [head] = read_heads(place, manifest(shards=1))
+    assert (head.whole, head.failed, head.nbytes) == (len(ROWS), 1, 109)
     assert found.packed() == record().packed()
 
 
@@ -110,7 +114,8 @@ def test_batch_json_is_read_as_it_was_written_or_refused(tmp_path):
 @pytest.mark.parametrize(
     ("line", "harm", "told"),
     [
-        *((0, name, f"{name!r} is missing") for name in ("shard", "fingerprint", "data")),
+        *((0, name, f"{name!r} is missing") for name in HEAD_ENTRIES),
+        *((0, {name: 7}, "other numbers than the rest") for name in ("whole", "failed", "nbytes")),
         *((1, name, f"{name!r} is missing") for name in ROW_ENTRIES),
         *((2, name, f"{name!r} is missing") for name in ("prompt", "traceback")),
         (0, {"data": {"name": "x"}}, "'data.bytes' is missing"),

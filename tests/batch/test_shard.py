@@ -11,6 +11,7 @@ from helpers.trees import tree
 from sdattn import load_pipeline
 from sdattn.batch import Request
 from sdattn.batch import shard as module
+from sdattn.batch.drawing import BatchDrawer
 from sdattn.batch.formats import format_of
 from sdattn.batch.plan import make_plan
 from sdattn.batch.records import read_record, record_name
@@ -150,6 +151,20 @@ def test_an_item_that_cannot_be_packed_fails_alone(drawn, monkeypatch):
     record = drawn("run")
     assert [row["id"] for row in record.failed] == ["000002"]
     assert record.failed[0]["failed"] == "ValueError: not finite"
+
+
+@pytest.mark.parametrize("when", ["packed", "drawn"])
+def test_a_disk_that_fails_is_no_items_failure(drawn, tmp_path, monkeypatch, when):
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    if when == "packed":  # videos are written to a temporary file
+        monkeypatch.setattr(module, "pack_with_page", full)
+    else:
+        monkeypatch.setattr(BatchDrawer, "_draw_together", full)
+    with pytest.raises(OSError, match="No space left"):
+        drawn("run")
+    assert not (tmp_path / "run" / record_name(0)).exists()
 
 
 def test_a_disk_that_fails_raises_and_records_nothing(drawn, tmp_path, monkeypatch):
