@@ -261,6 +261,12 @@ def test_all_columns_are_kept_in_all_items():
     ]
 
 
+@pytest.mark.parametrize("cell", ["NaN", "007", "1e999", "[1", " x"])
+def test_a_kept_cell_is_text_whatever_it_holds(cell):
+    item = read_one(f"prompt,note\na cat,{cell}\n".encode(), "csv", keep_columns=["note"])
+    assert item.columns == {"note": cell}
+
+
 def test_columns_to_keep_that_are_missing_are_refused():
     for data, kind in ((line_of(a=1), "jsonl"), (b"prompt,a\nx,1\n", "csv")):
         with pytest.raises(ValueError, match="no such column"):
