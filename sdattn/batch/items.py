@@ -171,13 +171,5 @@ _RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
         "out: each line has its own",
     ),
     "words": (_is_words, "write a list of words and phrases of the prompt, or leave it out"),
-    "blend": (
-        lambda value: _is_text(value) or _is_words(value),
-        "write a word, or a list of words, where the image may change",
-    ),
     "guidance_scale": (lambda value: type(value) in (int, float), "write a finite number"),
-    "weights": (
-        lambda value: type(value) is dict and {*map(type, value.values())} <= {int, float},
-        'write an object of words and their factors, as {"cat": 2}',
-    ),
 }

@@ -109,12 +109,13 @@ class _Reader:
 
     def value(self, row: int) -> Any:
         while row >= self.first + len(self._values):
-            self.first, batch = next(self._batches, (0, None))
-            if batch is None:
+            found = next(self._batches, None)
+            if found is None:
                 raise InvalidValueError(
                     f"{self.key[0]} has fewer rows by now. Run the same command again."
                 )
-            self._values = batch[0]
+            self.first = found[0]
+            self._values = found[1][0]
         return self._values[row - self.first].as_py()
 
 
@@ -176,34 +177,34 @@ def _pair_rows(files: Iterable[tuple[Photo, str]], skipped: Counter[str]) -> Ite
         else:
             skipped[_ending(file.name) or file.name] += 1
     for key, group in groups.items():
-        names = " and ".join(file.name for file in group)
-        try:
-            image, caption = _pair(key, group)
-            text = caption.read().decode("utf-8-sig").strip()
-            yield Row(0, {"prompt": text}, names, image=image.seen())
-        except UnicodeDecodeError:
-            yield Row(0, text=names, reason=f"{key}.txt is not UTF-8. Save it as UTF-8.")
-        except ValueError as error:
-            yield Row(0, text=names, reason=str(error))
+        yield _pair(key, group)
 
 
-def _pair(key: str, group: Mapping[Photo, str]) -> tuple[Photo, Photo]:
+def _pair(key: str, group: Mapping[Photo, str]) -> Row:
     captions = [file for file in group if _ending(file.name) == ".txt"]
     images = [file for file in group if file not in captions]
-    reasons = [f"{file.name} {reason}" for file, reason in group.items() if reason]
-    if twice := [same for same in (images, captions) if len(same) > 1]:
-        names = " and ".join(file.name for file in twice[0])
-        reasons.append(f"{names} have one name. Write one image and one caption of a name.")
+    names = " and ".join(file.name for file in group)
+    reason = next((f"{file.name} {reason}" for file, reason in group.items() if reason), "")
+    if reason:
+        pass
+    elif twice := [same for same in (images, captions) if len(same) > 1]:
+        same = " and ".join(file.name for file in twice[0])
+        reason = f"{same} have one name. Write one image and one caption of a name."
     elif not images:
-        reasons.append(f"{key}.txt is a caption without an image next to it.")
+        reason = f"{key}.txt is a caption without an image next to it."
     elif not captions:
-        name = images[0].name
-        reasons.append(f"{name} is an image without a caption. Write one into {key}.txt.")
+        reason = f"{names} is an image without a caption. Write one into {key}.txt."
     elif _ending(images[0].name) in UNREAD:
-        reasons.append(f"{images[0].name} is of a format that is not read. Convert it to PNG.")
-    if reasons:
-        raise InvalidValueError(reasons[0])
-    return images[0], captions[0]
+        reason = f"{images[0].name} is of a format that is not read. Convert it to PNG."
+    else:
+        try:
+            text = captions[0].read().decode("utf-8-sig").strip()
+            return Row(0, {"prompt": text}, names, image=images[0].seen())
+        except UnicodeDecodeError:
+            reason = f"{key}.txt is not UTF-8. Save it as UTF-8."
+        except ValueError as error:
+            reason = str(error)
+    return Row(0, text=names, reason=reason)
 
 
 def _tar_rows(path: AnyPath, skipped: Counter[str]) -> Iterator[Row]:
@@ -245,15 +246,16 @@ def photo_rows(source: str, kind: str | None, columns: Columns) -> tables.Rows:
     path = path.absolute() if isinstance(path, Path) else path
     skipped = Counter[str]()
     rows: Iterable[Row] = ()
+    is_table = False
     if path.is_dir() and not tables.is_saved(path):
         rows = _folder_rows(path, columns, skipped)
     elif _ending(path.name) == ".tar":
         rows = _tar_rows(path, skipped)
-    elif kind or tables.kind_of(path.name) not in (None, "txt") or tables.is_saved(path):
+    elif is_table := bool(kind) or path.is_dir() or tables.kind_of(path.name) not in (None, "txt"):
         rows = _table_rows(path, kind, columns)
     number = 0
     for number, row in enumerate(rows, 1):
-        yield row._replace(line=row.line or number)
+        yield row if is_table else row._replace(line=number)
     if hidden := skipped.pop(_HIDDEN, 0):
         say(f"{source}: {counted(hidden, 'file')} or folders skipped: hidden, or of a run")
     if skipped:
@@ -307,11 +309,11 @@ def _folder_rows(root: AnyPath, columns: Columns, skipped: Counter[str]) -> Iter
     for prefix, files in _folders(root, skipped):
         if not metadata or not prefix.startswith(above):
             above = prefix
-            found = (prefix + name for name in _METADATA if prefix + name in files)
-            metadata = next((name for name in found if _names_files(root / name)), "")
+            found = (prefix + name for name in _METADATA)
+            metadata = next((name for name in found if name in files), "")
             named = set()
             for row in _table_rows(root / metadata, None, columns) if metadata else ():
-                yield row._replace(line=0)
+                yield row
                 name = str(row.image.name if row.image else row.fields.get("file_name"))
                 named.add(hash(normpath(normalize("NFC", prefix + name))))
         if not metadata:
@@ -336,17 +338,12 @@ def _loose_rows(
             if not reason and _ending(name) == ".tar":
                 yield from _tar_rows(path, skipped)
             elif not reason and _ending(name) == ".parquet" and _has_images(path):
-                yield from (row._replace(line=0) for row in _table_rows(path, None, columns))
+                yield from _table_rows(path, None, columns)
             else:
                 pairs.append((Photo(str(path), name), reason))
         except InvalidValueError as error:
             yield Row(0, text=name, reason=f"{name}: {error}")
     yield from _pair_rows(pairs, skipped)
-
-
-def _names_files(path: AnyPath) -> bool:
-    with path.open("rb") as file:
-        return b"file_name" in file.readline()
 
 
 def _has_images(path: AnyPath) -> bool:

@@ -250,14 +250,12 @@ def make_plan(request: Request, pipe: Pipeline, tell: Tell = lambda *_: None) ->
     def shard_items(number: int) -> int:
         return request.shard_items or default_shard_items(number, size, videos=videos)
 
-    n_lines = 0
     with closing(rows), ExitStack() as undo:
         plan = undo.enter_context(Plan(shard_items))
         while part := list(islice(rows, _CHUNK)):
-            n_lines += len(part)
             for found in checks.check([_item(row, columns, request.seed) for row in part]):
                 plan.add(found)
-            tell(n_lines, plan.items, plan.bad_lines)
+            tell(plan.items + plan.bad_lines, plan.items, plan.bad_lines)
         columns.check_seen()
         plan.end(list(columns.kept) or None)
         if columns.left_out:

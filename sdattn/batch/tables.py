@@ -105,11 +105,9 @@ def list_rows(source: str, kind: str | None, choose: Choose) -> Rows:
                 ".parquet."
             )
         check_splits(source, lists)
-        line = 0
-        for name in lists:
-            for row in table_rows(path / name, None, choose):
-                line += 1
-                yield row._replace(line=line)
+        rows = chain.from_iterable(table_rows(path / name, None, choose) for name in lists)
+        for line, row in enumerate(rows, 1):
+            yield row._replace(line=line)
 
 
 def existing(source: str) -> AnyPath:

@@ -350,6 +350,14 @@ def test_of_a_text_that_a_parquet_file_holds_once_few_are_in_memory(tmp_path):
         assert pa.total_allocated_bytes() - before < 50 * 2**20
 
 
+def test_fewer_rows_are_in_memory_if_each_may_be_large(tmp_path, monkeypatch):
+    monkeypatch.setattr("sdattn.batch.parquet._MEMORY", 2**22)
+    parquet.write_table(pa.table({"prompt": ["a" * 2**20] * 40}), tmp_path / "p.parquet")
+    before = pa.total_allocated_bytes()
+    for row in table_rows(tmp_path / "p.parquet", None, lambda names, _: names):
+        assert pa.total_allocated_bytes() - before < 10 * 2**20, row.line
+
+
 def test_what_packs_well_is_read(tmp_path):
     """A million equal cells, and a text near the longest."""
     n = 10**5
