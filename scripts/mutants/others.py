@@ -255,7 +255,7 @@ FAULTS = [
     ),
     Fault(
         "batch/columns.py",
-        "return self.photos or not get_close_matches(name.lower(), known, n=1, cutoff=0.85)",
+        "return not get_close_matches(name.lower(), self.options, n=1, cutoff=0.85)",
         "return True",
         "a typo in an option's name is a column of somebody's",
         ("batch/test_plan.py", "batch/test_tables.py", "batch/test_items.py"),

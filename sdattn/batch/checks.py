@@ -4,7 +4,7 @@ import inspect
 import json
 import re
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
@@ -66,18 +66,19 @@ class Checks:
             lengths = {len(self.words.read(text, {}).tokens) for text in ("a", _LONG_TEXT[:20])}
             self.of_length = len(lengths) > 1
 
-    def check(self, items: Sequence[Item]) -> tuple[list[Job], list[BadLine]]:
-        """Return the jobs, and the items that cannot be drawn."""
-        jobs = []
-        bad = []
+    def check(self, found: Sequence[Item | BadLine]) -> Iterator[Job | BadLine]:
+        """Yield each item's job, or why it cannot be drawn, and bad lines as they are."""
+        items = [one for one in found if isinstance(one, Item)]
         self.words.count(item.text for item in items if item.words is not None)
-        for item in items:
+        for one in found:
+            if isinstance(one, BadLine):
+                yield one
+                continue
             try:
-                jobs.append(self._job(item))
+                yield self._job(one)
             except (ValueError, TypeError, KeyError) as error:
                 reason = error.args[0] if error.args else error
-                bad.append(BadLine.of(item.line, reason, item.prompt))
-        return jobs, bad
+                yield BadLine.of(one.line, reason, one.prompt)
 
     def _job(self, item: Item) -> Job:
         own_options = dict(item.options)
@@ -134,8 +135,8 @@ class Checks:
         found = checked_options(self.pipe, given, videos=True)
         if (made := images_a_prompt(self.pipe, found)) != 1:
             raise InvalidValueError(
-                f"A {type(self.pipe).__name__} makes {made} per item. A batch takes pipelines that "
-                "make one."
+                f"A {type(self.pipe).__name__} makes {made} per item, but an item is one image or "
+                "video. Write a line for each."
             )
         found.pop("negative_prompt", None)
         return found

@@ -4,22 +4,24 @@ import json
 import re
 from collections.abc import Collection, Sequence
 from difflib import get_close_matches
-from typing import Any, NamedTuple
+from functools import lru_cache
+from typing import Any
 
 from ..errors import InvalidValueError, OptionError
 from ..files.terminal import shown
 from ..maps.statistics import NUMBERS as STATISTICS
 from ..models.pipeline_call import MEANT
+from ..models.values import EACH
 from ..runs.explaining import is_decided
-from .tables import Row
+from .tables import CELLS, Row, parsed
 
 ALL = "all"
 PROMPTS = ("prompt", "Prompt", "Prompts", "caption", "text", "txt")
 IMAGES = ("image", "file_name", "jpg", "jpeg", "png", "webp")
 EDITS = ("mode", "blend", "weights", "cross_replace_steps", "self_replace_steps")
 OWN = ("id", "prompt", "negative_prompt", "seed", "words", "image", "edit_to", *EDITS)
-WHOLE = ("seed", "width", "height", "num_frames", "num_inference_steps")
-NUMBERS = (*WHOLE, "guidance_scale", "num_images_per_prompt", "num_videos_per_prompt")
+WHOLE = ("seed", "width", "height", "num_frames", "num_inference_steps", *EACH)
+NUMBERS = (*WHOLE, "guidance_scale")
 # The columns before the numbers in a table of the words of all items
 WORD_LABELS = ("id", "prompt", "seed", "word", "occurrence")
 # Names that rows, the tables made of them and datasets' imagefolder use themselves
@@ -45,14 +47,6 @@ def meant(name: str) -> str | None:
     return plain if plain != name and plain in (*OWN, *NUMBERS) else MEANT.get(plain)
 
 
-class Split(NamedTuple):
-    """Names of a row's columns: the prompt, an item's fields, those to keep."""
-
-    prompt: str
-    fields: list[str]
-    kept: list[str]
-
-
 class Columns:
     """How the columns of a list are read.
 
@@ -76,44 +70,38 @@ class Columns:
             raise OptionError("keep_columns", taken, "rows have columns so called. Rename yours.")
         self.prompt = prompt
         self.keep = keep
-        self.options = options
+        self.options = (*options, *OWN, *NUMBERS)
         self.photos = photos
         self.named = () if keep == ALL else tuple(keep)
         self.kept = dict.fromkeys(self.named)
-        self.left_out: dict[str, None] = {}  # of tables, as the pipeline has no such options
-        self.decided: dict[str, None] = {}  # of tables, as an image decides them
+        self.left_out: dict[str, None] = {}  # of tables, as they are no options
         self.image = IMAGES[0]  # the column of images
         self.seen: dict[str, None] = {}
-        self._splits: dict[tuple[str, ...], Split] = {}
+        self.split = lru_cache(1000)(self._split)
 
     def choose(self, names: Sequence[str], images: Sequence[str]) -> list[str]:
         """Return the columns of a table to read; raise ValueError for what it lacks. ``images`` are
         columns of images."""
         pictures = [*(name for name in IMAGES if name in names), *images]
         if self.photos:
-            pictures = [self.image_in(pictures, *pictures)]
-            self.image = pictures[0]
+            self.image = self.image_in(pictures, *images)
         elif pictures and pictures != ["file_name"]:
             raise InvalidValueError(
                 f"the list has a column {pictures[0]!r} of images. Pass it as `photos`."
             )
-        split = self._split([name for name in names if name not in pictures], of_table=True)
+        others = tuple(name for name in names if name not in pictures)
+        fields, kept = self.split(others, is_table=True)
         self.check_seen()
-        image = pictures if self.photos else []
-        return list(dict.fromkeys([split.prompt, *split.fields, *split.kept, *image]))
+        image = [self.image] if self.photos else []
+        return list(dict.fromkeys([*fields.values(), *kept, *image]))
 
     def read(self, row: Row) -> tuple[dict[str, Any], dict[str, str]]:
         """Return an item's fields, with the prompt under that name, and the columns to keep."""
-        names = tuple(row.fields)
-        if names not in self._splits:
-            if len(self._splits) > 1000:
-                self._splits.clear()
-            self._splits[names] = self._split(names, of_table=row.of_table)
-        split = self._splits[names]
-        fields = {"prompt": row.fields[split.prompt]}
-        for name in split.fields:
-            fields[name] = row.fields[name]
-        return fields, {name: _text(row, name) for name in split.kept}
+        columns, kept = self.split(tuple(row.fields), is_table=row.kind not in ("jsonl", "txt"))
+        fields = {name: row.fields[column] for name, column in columns.items()}
+        if row.kind in CELLS:
+            fields = {name: _value(name, cell) for name, cell in fields.items()}
+        return fields, {name: _text(row.fields.get(name)) for name in kept}
 
     def image_in(self, names: Collection[str], *further: str) -> str:
         """Return the column that holds the image."""
@@ -128,7 +116,8 @@ class Columns:
             text = f"the list has no such column. It has {shown([*self.seen], 300)}."
             raise OptionError("keep_columns", lacking, text)
 
-    def _split(self, names: Sequence[str], *, of_table: bool) -> Split:
+    def _split(self, names: tuple[str, ...], *, is_table: bool) -> tuple[dict[str, str], list[str]]:
+        """Return the columns of an item's fields, by our names, and those to keep."""
         self.seen |= dict.fromkeys(names)
         choice = [self.prompt] if self.prompt else [n for n in PROMPTS if n not in self.named]
         found = [name for name in choice if name in names]
@@ -138,34 +127,47 @@ class Columns:
                 f"{what} the prompt; found {shown([*names], 200)}. Write one, or pass "
                 "`prompt_column`."
             )
-        rest = [name for name in names if name not in (found[0], "prompt", *self.named)]
+        fields = {"prompt": found[0]}
         kept = list(self.named)
-        if of_table or self.keep == ALL:
-            foreign = [name for name in rest if self._is_foreign(name)]
-            decided = [name for name in rest if self.photos and is_decided(name)]
-            if self.keep == ALL:
-                kept = foreign
-                self.kept |= dict.fromkeys(kept)
+        for name in names:
+            if name in (found[0], "prompt", *self.named):
+                continue
+            is_foreign = (is_table or self.keep == ALL) and self._is_foreign(name)
+            if is_foreign and self.keep == ALL and name not in self.options:
+                kept.append(name)
+            elif is_foreign:
+                self.left_out[name] = None
             else:
-                self.left_out |= dict.fromkeys(foreign)
-            self.decided |= dict.fromkeys(decided)
-            rest = [name for name in rest if name not in (*foreign, *decided)]
+                fields[name] = name
+        self.kept |= dict.fromkeys(kept)
         if taken := sorted(OWN_NAMES.intersection(kept)):
             raise InvalidValueError(
                 f"rows have columns called {', '.join(taken)}. Rename yours, or name those to keep."
             )
-        return Split(found[0], rest, kept)
+        return fields, kept
 
     def _is_foreign(self, name: str) -> bool:
         """Check that no option has this name, or nearly this name, which may be a typo."""
-        known = (*self.options, *OWN, *NUMBERS)
-        if name in known or (meant(name) and not self.photos):
+        if self.photos:
+            return name not in self.options or is_decided(name)
+        if name in self.options or meant(name):
             return False
-        return self.photos or not get_close_matches(name.lower(), known, n=1, cutoff=0.85)
+        return not get_close_matches(name.lower(), self.options, n=1, cutoff=0.85)
 
 
-def _text(row: Row, name: str) -> str:
-    value = row.fields.get(name) if row.cells is None else row.cells.get(name)
+def _value(name: str, cell: str) -> object:
+    """Return a cell's value: None, a list of words, JSON, or the text."""
+    if not cell.strip() or name in ("prompt", "id", "negative_prompt", "edit_to"):
+        return cell if cell.strip() else None
+    if name == "words" and not cell.lstrip().startswith("["):
+        return [phrase.strip() for phrase in cell.split(";") if phrase.strip()]
+    try:
+        return parsed(cell)
+    except json.JSONDecodeError:
+        return cell
+
+
+def _text(value: object) -> str:
     if value is None or isinstance(value, str):
         return value or ""
     return json.dumps(value, ensure_ascii=False, default=str)

@@ -1,6 +1,5 @@
 """A row's fields as an item: an image or video to draw, or an image to explain."""
 
-import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -10,7 +9,7 @@ from ..errors import InvalidValueError
 from ..files.terminal import shown
 from ..models.pipeline import Options
 from ..models.values import LARGEST_SEED
-from .columns import EDITS, NUMBERS, OWN, meant
+from .columns import EDITS, NUMBERS, OWN, WHOLE, meant
 from .photos import Photo
 from .tables import parsed
 
@@ -26,7 +25,8 @@ class Item:
     """One image, or video, to draw, or an image to explain.
 
     Attributes:
-        id: name of its folder, unique even if letter case is ignored.
+        id: name of its folder, unique even if letter case is ignored; "" until the plan names an
+            image by its file.
         line: number in the list, from 1.
         words: words and phrases to keep of :attr:`text`; None for all.
         options: arguments of the call of the pipeline.
@@ -83,12 +83,12 @@ def item_of(
         raise InvalidValueError(f"the prompt is missing; found {shown([*fields])}. Write one.")
     for name, value in given.items():
         if name in NUMBERS:
-            given[name] = number(value, whole=name != "guidance_scale")
+            given[name] = number(value, whole=name in WHOLE)
         _check_field(name, given[name])
     _check_together(given, image)
     words = given.get("words")
     return Item(
-        id=str(given["id"]),
+        id="" if image is not None and fields.get("id") is None else str(given["id"]),
         line=line,
         prompt=given["prompt"],
         seed=given["seed"],
@@ -116,10 +116,7 @@ def number(value: Any, *, whole: bool) -> Any:
 
 def printable(text: str) -> str:
     """Return a text with its control characters, and halves of characters, escaped."""
-    if text.isprintable():
-        return text
-    signs = (c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
-    return "".join(signs)
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def _check_field(name: str, value: object) -> None:
@@ -151,10 +148,6 @@ def _check_together(given: Options, image: Photo | None) -> None:
         )
 
 
-def _between(low: int, high: float) -> Callable[[object], bool]:
-    return lambda value: type(value) is int and low <= value <= high  # True is no number here
-
-
 def _is_text(value: object) -> bool:
     return isinstance(value, str) and bool(value.strip()) and "\0" not in value
 
@@ -163,9 +156,6 @@ def _is_words(value: object) -> bool:
     return isinstance(value, list) and bool(value) and all(map(_is_text, value))
 
 
-_ONE = (_between(1, 1), "an item is one image or video. Write a line for each")
-_SIDE = (_between(1, 16384), "write a whole number of pixels from 1 to 16384")
-_STEPS = (_between(1, math.inf), "write a whole number from 1")
 _RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "id": (
         lambda value: type(value) in (int, str) and bool(ID.fullmatch(str(value))),
@@ -176,24 +166,10 @@ _RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "edit_to": (_is_text, "write the edited prompt, with at least one word in it"),
     "negative_prompt": (lambda value: isinstance(value, str), "write a text, or leave it out"),
     "seed": (
-        _between(0, LARGEST_SEED),
+        lambda value: type(value) is int and 0 <= value <= LARGEST_SEED,  # True is none
         "write a whole number from 0 to 2**63 - 1 (-1 does not mean random here), or leave seed "
         "out: each line has its own",
     ),
     "words": (_is_words, "write a list of words and phrases of the prompt, or leave it out"),
-    "blend": (
-        lambda value: _is_text(value) or _is_words(value),
-        "write a word, or a list of words, where the image may change",
-    ),
-    "weights": (
-        lambda value: type(value) is dict and {*map(type, value.values())} <= {int, float},
-        'write an object of words and their factors, as {"cat": 2}',
-    ),
-    "width": _SIDE,
-    "height": _SIDE,
-    "num_inference_steps": _STEPS,
     "guidance_scale": (lambda value: type(value) in (int, float), "write a finite number"),
-    "num_images_per_prompt": _ONE,
-    "num_videos_per_prompt": _ONE,
-    "num_frames": _STEPS,
 }

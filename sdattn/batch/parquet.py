@@ -26,12 +26,21 @@ def image_columns(schema: Any) -> list[str]:
     return [name for name, kind in text if "binary" in kind and not kind.startswith("list")]
 
 
-def read_batches(opened: Any, columns: Sequence[str], **which: Any) -> Iterator[Any]:
-    """Yield the rows of an open Parquet file, a few at a time; raise ValueError if it is broken, or
-    if a column takes gigabytes in memory and nearly nothing in the file."""
-    rows = _rows_at_once(opened.metadata, columns)
+def read_batches(opened: Any, columns: Sequence[str], row: int = 0) -> Iterator[tuple[int, Any]]:
+    """Yield a few rows of an open Parquet file at a time, after the number of the first, from the
+    row group of ``row`` on; raise ValueError if it is broken, or if a column takes gigabytes in
+    memory and nearly nothing in the file."""
+    metadata = opened.metadata
+    n_rows = _rows_at_once(metadata, columns)
+    groups = list(range(metadata.num_row_groups))
+    first = 0
+    while groups and first + (size := metadata.row_group(groups[0]).num_rows) <= row:
+        first += size
+        del groups[0]
     try:
-        yield from opened.iter_batches(rows, columns=columns, use_threads=False, **which)
+        for batch in opened.iter_batches(n_rows, groups, columns, use_threads=False):
+            yield first, batch
+            first += len(batch)
     except Exception as error:  # of many kinds
         if isinstance(error, OSError) and error.errno:
             raise  # the disk's

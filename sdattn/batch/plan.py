@@ -4,11 +4,10 @@ with make_plan(request, pipe, tell) as plan:
     plan.shard(12).jobs
 """
 
-import inspect
 import json
 import re
-import time
 from array import array
+from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass, replace
@@ -18,8 +17,6 @@ from pathlib import Path
 from posixpath import splitext
 from tempfile import TemporaryDirectory
 from unicodedata import normalize
-
-import numpy as np
 
 from ..errors import InvalidValueError, OptionError
 from ..files.terminal import say, shown
@@ -35,8 +32,7 @@ from .request import Request
 from .tables import Row, list_rows
 
 Tell = Callable[[int, int, int], None]  # of lines checked, good and bad ones
-_CHUNK = 1000  # lines between two calls of it,
-_SECONDS = 1.0  # or time
+_CHUNK = 100  # lines between two calls of it
 _SHOWN = 100  # bad lines in memory
 
 
@@ -64,6 +60,9 @@ def default_shard_items(number: int, batch_size: int, *, videos: bool) -> int:
 class Plan(ExitStack):
     """A checked list, in a temporary file, and which of its items are in which shard.
 
+    Args:
+        shard_items: number of items of a full shard, by the shard's number.
+
     Attributes:
         items: number of items that can be drawn.
         bad_lines: number of lines that are not items.
@@ -74,31 +73,29 @@ class Plan(ExitStack):
         columns: names of kept columns, or None.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, shard_items: Callable[[int], int]) -> None:
         super().__init__()
         folder = Path(self.enter_context(TemporaryDirectory(prefix="sdattn-plan-")))
         self.bad_file = folder / "bad_lines.jsonl"
         self._file = folder / "items"
         self._bad = self.enter_context(self.bad_file.open("wb"))
         self._items = self.enter_context(self._file.open("wb"))
-        self._offsets = array("Q")
-        self._shapes = array("L")
-        self._end = 0
+        self._shard_items = shard_items
+        self._shards: list[array[int]] = []  # where each item is in the file
+        self._firsts: list[int] = []  # number of items before each shard's first
+        self._open: dict[int, int] = {}  # shape -> the shard that is not full
         self._options: dict[int, Options] = {}  # by shape
         self._taken: dict[int, int] = {}  # hash of each id -> its line
         self._suffixes: dict[str, int] = {}  # the last one of each photo's name
         self._sum = sha256()
+        self.items = 0
         self.has_edits = False
         self.bad_lines = 0
         self.bad: list[BadLine] = []
         self.columns: list[str] | None = None
 
     def __len__(self) -> int:
-        return len(self._starts) - 1
-
-    @property
-    def items(self) -> int:
-        return len(self._offsets)
+        return len(self._shards)
 
     @property
     def digest(self) -> str:
@@ -110,11 +107,11 @@ class Plan(ExitStack):
         return Shard(number, jobs, self.shard_digest(number))
 
     def shard_size(self, number: int) -> int:
-        return int(self._starts[number + 1] - self._starts[number])
+        return len(self._shards[number])
 
     def first_shards(self, limit: int | None) -> int:
         """Return the number of shards that the first items are in; None: all items."""
-        return max(self._numbers[:limit]) + 1 if self._numbers else 0
+        return len(self) if limit is None else bisect_left(self._firsts, limit)
 
     def shard_digest(self, number: int) -> str:
         """Return a shard's digest without its jobs."""
@@ -122,8 +119,8 @@ class Plan(ExitStack):
 
     def _lines(self, number: int) -> Iterator[bytes]:
         with self._file.open("rb") as file:
-            for index in self._order[self._starts[number] : self._starts[number + 1]]:
-                file.seek(self._offsets[index])
+            for start in self._shards[number]:
+                file.seek(start)
                 yield file.readline()
 
     def _told(self, line: bytes) -> bytes:
@@ -133,45 +130,69 @@ class Plan(ExitStack):
 
     def _job(self, line: bytes) -> Job:
         shape, place, told = map(json.loads, line.split(b"\t"))
-        words, columns, *photo = told[len(_FIELDS) :]
-        image = None
-        if photo:
-            where, span, row = place
-            [[name, checksum, size]] = photo
-            span = span and tuple(span)
-            row = row and tuple(row)
-            image = Photo(where, name, span, row, checksum, tuple(size))
-        if self.columns is not None:
-            columns = {name: columns.get(name, "") for name in self.columns}
-        words = None if words is None else tuple(words)
         fields = dict(zip(_FIELDS, told, strict=False))
-        item = Item(**fields, words=words, columns=columns, image=image)
-        return Job(item, self._options[shape], shape)
+        fields["words"] = fields["words"] and tuple(fields["words"])
+        if self.columns is not None:
+            fields["columns"] = {name: fields["columns"].get(name, "") for name in self.columns}
+        if place is not None:
+            where, *parts = place
+            name, checksum, size = told[-1]
+            span, row = (part and tuple(part) for part in parts)
+            fields["image"] = Photo(where, name, span, row, checksum, tuple(size))
+        return Job(Item(**fields), self._options[shape], shape)
 
     # Making it
 
-    def add(self, job: Job, name: str | None = None) -> None:
-        """Add a job, with a free id made from ``name`` or else its own; raise ValueError if that is
-        taken, or a text cannot be written."""
-        item = job.item if name is None else replace(job.item, id=self._free_id(name))
+    def add(self, found: Job | BadLine) -> None:
+        """Add a job to the open shard of its shape, and a bad line to those; a job whose id is
+        taken, or with a text that cannot be written, is one too."""
+        if isinstance(found, Job):
+            try:
+                self._add(found)
+                return
+            except ValueError as error:
+                found = BadLine.of(found.item.line, error, found.item.prompt)
+        self.bad_lines += 1
+        if len(self.bad) < _SHOWN:
+            self.bad.append(found)
+        self._bad.write(_json(asdict(found)) + b"\n")
+
+    def _add(self, job: Job) -> None:
+        item = job.item
+        photo = item.image
+        if photo is not None and not item.id:
+            item = replace(item, id=self._free_id(splitext(photo.name)[0]))
         key = hash(item.id.lower())
         if key in self._taken:
             raise InvalidValueError(
                 f"id={item.id!r} is already in line {self._taken[key]}. Write another; case is "
                 "ignored."
             )
-        line = _line_of(item, job.shape)
+        place = None
+        values = [getattr(item, name) for name in _FIELDS]
+        if photo is not None:
+            place = [photo.where, photo.span, photo.row]
+            values.append([photo.name, photo.sha256, photo.size])
+        try:
+            line = b"%d\t%s\t%s\n" % (job.shape, _json(place), _json(values))
+        except UnicodeEncodeError as error:
+            sign = error.object[error.start]
+            raise InvalidValueError(f"{sign!r} is half a character. Write it whole.") from None
+        number = self._open.get(job.shape)
+        if number is None or len(self._shards[number]) == self._shard_items(number):
+            number = self._open[job.shape] = len(self._shards)
+            self._shards.append(array("Q"))
+            self._firsts.append(self.items)
+        self._shards[number].append(self._items.tell())
+        self._items.write(line)
         self._taken[key] = item.line
-        self.has_edits |= item.edit_to is not None
+        self.items += 1
         self._options.setdefault(job.shape, job.options)
-        self._offsets.append(self._end)
-        self._shapes.append(job.shape)
-        self._end += self._items.write(line)
         self._sum.update(self._told(line))
+        self.has_edits |= item.edit_to is not None
 
     def _free_id(self, name: str) -> str:
-        """Return an id like a name: signs that an id does not take are "-", and if it is taken it
-        gets a suffix."""
+        """Return a photo's name as an id that is not taken yet."""
         plain = re.sub(r"[\u0300-\u036f]", "", normalize("NFKD", name))  # without accents
         plain = re.sub(r"[^A-Za-z0-9._-]+|\.\.+", "-", plain)[-90:].strip(".-_") or "photo"
         number = self._suffixes.get(plain.lower(), 1)
@@ -182,55 +203,23 @@ class Plan(ExitStack):
         self._suffixes[plain.lower()] = number
         return found
 
-    def refuse(self, line: BadLine) -> None:
-        """Note a line that is not an item."""
-        self.bad_lines += 1
-        if len(self.bad) < _SHOWN:
-            self.bad.append(line)
-        self._bad.write(_json(asdict(line)) + b"\n")
-
-    def divide(self, shard_items: Callable[[int], int], columns: list[str] | None) -> None:
-        """Put each item into the open shard of its shape; a full one, which has so many items by
-        its number, is followed by another."""
+    def end(self, columns: list[str] | None) -> None:
+        """Note the kept columns; from now on shards can be read."""
         self.columns = columns
-        numbers = array("L")
-        n_shards = 0
-        open_shards: dict[int, list[int]] = {}  # shape -> number of the shard, free places
-        for shape in self._shapes:
-            if not open_shards.get(shape, [0, 0])[1]:
-                open_shards[shape] = [n_shards, shard_items(n_shards)]
-                n_shards += 1
-            numbers.append(open_shards[shape][0])
-            open_shards[shape][1] -= 1
-        self._numbers = numbers
-        self._order = np.argsort(numbers, kind="stable")
-        self._starts = np.searchsorted(np.sort(numbers), np.arange(n_shards + 1))
+        self._taken.clear()
         self._items.flush()
         self._bad.flush()
-        self._taken.clear()
 
 
-_FIELDS = ("id", "line", "prompt", "seed", "negative_prompt", "options", "edit_to", "edit")
+_FIELDS = (
+    *("id", "line", "prompt", "seed", "negative_prompt", "options", "edit_to", "edit"),
+    *("words", "columns"),
+)
 _JSON = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 
 
 def _json(value: object) -> bytes:
     return _JSON.encode(value).encode()
-
-
-def _line_of(item: Item, shape: int) -> bytes:
-    """Return an item as a line: its shape, where its image is, and what it is, between tabs."""
-    values = [*(getattr(item, name) for name in _FIELDS), item.words, item.columns]
-    place = None
-    photo = item.image
-    if photo is not None:
-        place = [photo.where, photo.span, photo.row]
-        values.append([photo.name, photo.sha256, photo.size])
-    try:
-        return b"%d\t%s\t%s\n" % (shape, _json(place), _json(values))
-    except UnicodeEncodeError as error:
-        sign = error.object[error.start]
-        raise InvalidValueError(f"{sign!r} is half a character. Write it whole.") from None
 
 
 def make_plan(request: Request, pipe: Pipeline, tell: Tell = lambda *_: None) -> Plan:
@@ -249,75 +238,43 @@ def make_plan(request: Request, pipe: Pipeline, tell: Tell = lambda *_: None) ->
     for name, value in request.options.items() if is_photos else ():
         if is_decided(name):
             raise OptionError(name, value, "an image to explain decides it. Leave it out.")
-    parameters = inspect.signature(pipe.__call__).parameters
-    options = [name for name in parameters if name != "kwargs"]
-    columns = Columns(request.prompt_column, request.keep_columns, options, photos=is_photos)
+    checks = Checks(pipe, request.options)
+    columns = Columns(request.prompt_column, request.keep_columns, checks.kinds, photos=is_photos)
     if is_photos:
         rows = photo_rows(str(request.photos), request.input_format, columns)
     else:
         rows = list_rows(str(request.source), request.input_format, columns.choose)
-    checks = Checks(pipe, request.options)
-    n_lines = 0
+    videos = makes_videos(pipe)
+    size = request.batch_of(videos=videos)
+
+    def shard_items(number: int) -> int:
+        return request.shard_items or default_shard_items(number, size, videos=videos)
+
     with closing(rows), ExitStack() as undo:
-        plan = undo.enter_context(Plan())
-        for part in _parts(rows):
-            n_lines += len(part)
-            _add(plan, part, checks, columns, request)
-            tell(n_lines, plan.items, plan.bad_lines)
+        plan = undo.enter_context(Plan(shard_items))
+        while part := list(islice(rows, _CHUNK)):
+            for found in checks.check([_item(row, columns, request.seed) for row in part]):
+                plan.add(found)
+            tell(plan.items + plan.bad_lines, plan.items, plan.bad_lines)
         columns.check_seen()
-        videos = makes_videos(pipe)
-        size = request.batch_of(videos=videos)
-        plan.divide(
-            lambda number: request.shard_items or default_shard_items(number, size, videos=videos),
-            list(columns.kept) or None,
-        )
-        _say_unused(columns, pipe)
+        plan.end(list(columns.kept) or None)
+        if columns.left_out:
+            why = "an image decides them, or " if is_photos else ""
+            say(
+                f"not used, as {why}no {type(pipe).__name__} has such options: "
+                f"{', '.join(map(shown, columns.left_out))}. keep_columns keeps them in the rows."
+            )
         undo.pop_all()  # the plan stays open
     return plan
 
 
-def _add(plan: Plan, part: list[Row], checks: Checks, columns: Columns, request: Request) -> None:
-    """Add a part of the list to the plan, in its order."""
-    items: list[Item] = []
-    bad: list[BadLine] = []
-    photo_names: dict[int, str] = {}  # by line, of those without an id
-    for row in part:
-        try:
-            if row.reason:
-                raise InvalidValueError(row.reason)
-            fields, kept = columns.read(row)
-            own = {"id": f"{row.line:06d}", "seed": request.seed + row.line - 1}
-            items.append(item_of(own, fields, row.line, image=row.image, columns=kept))
-            if row.image is not None and fields.get("id") is None:
-                photo_names[row.line] = splitext(row.image.name)[0]
-        except ValueError as error:
-            texts = (value for value in row.fields.values() if isinstance(value, str))
-            bad.append(BadLine.of(row.line, error, row.text or " ".join(texts)))
-    jobs, refused = checks.check(items)
-    for job in jobs:
-        try:
-            plan.add(job, photo_names.get(job.item.line))
-        except ValueError as error:
-            bad.append(BadLine.of(job.item.line, error, job.item.prompt))
-    for line in sorted([*bad, *refused], key=lambda line: line.line):
-        plan.refuse(line)
-
-
-def _parts(rows: Iterator[Row]) -> Iterator[list[Row]]:
-    """Yield rows in parts of at most 1000, or of what can be read in a second."""
-    while part := list(islice(rows, 1)):
-        end = time.monotonic() + _SECONDS
-        for row in rows:
-            part.append(row)
-            if len(part) == _CHUNK or time.monotonic() > end:
-                break
-        yield part
-
-
-def _say_unused(columns: Columns, pipe: Pipeline) -> None:
-    if columns.left_out:
-        why = f"not used, as no {type(pipe).__name__} has such options"
-        names = ", ".join(map(shown, columns.left_out))
-        say(f"{why}: {names}. keep_columns keeps them in the rows.")
-    if columns.decided:
-        say(f"not used, as an image decides them: {', '.join(map(shown, columns.decided))}")
+def _item(row: Row, columns: Columns, seed: int) -> Item | BadLine:
+    try:
+        if row.reason:
+            raise InvalidValueError(row.reason)
+        fields, kept = columns.read(row)
+        own = {"id": f"{row.line:06d}", "seed": seed + row.line - 1}
+        return item_of(own, fields, row.line, image=row.image, columns=kept)
+    except ValueError as error:
+        texts = (value for value in row.fields.values() if isinstance(value, str))
+        return BadLine.of(row.line, error, row.text or " ".join(texts))

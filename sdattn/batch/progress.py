@@ -28,22 +28,19 @@ class Progress:
         self.total = total
         self.before = before
         self.whole = self.failed = 0
-        self._is_shown = is_shown
         self._lock = threading.Lock()
         self._end = threading.Event()
         show = self._draw_bar if sys.stderr.isatty() else self._print_lines
-        self._thread = threading.Thread(target=show, daemon=True)
+        self._thread = threading.Thread(target=show if is_shown else None, daemon=True)
         self._start = time.monotonic()
 
     def __enter__(self) -> Progress:
-        if self._is_shown:
-            self._thread.start()
+        self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._end.set()
-        if self._is_shown:
-            self._thread.join()
+        self._thread.join()
 
     def add(self, whole: int, failed: int) -> None:
         with self._lock:
@@ -56,19 +53,18 @@ class Progress:
 
     def text(self) -> str:
         """Return ``120 of 200 items (80 were there), 3.2 items/s, 0:00:25 left, 1 failed``."""
+        done = self.whole + self.failed
         if self.total is None:
-            text = f"checked {counted(self.whole + self.failed, 'line')}"
+            text = f"checked {counted(done, 'line')}"
             return text + (f", {self.failed:,} cannot be drawn" if self.failed else "")
-        rate = (self.whole + self.failed) / max(self.seconds, 1e-6)
-        left = self.total - self.before - self.whole - self.failed
-        parts = [f"{self.before + self.whole:,} of {counted(self.total, 'item')}"]
+        text = f"{self.before + self.whole:,} of {counted(self.total, 'item')}"
         if self.before:
-            parts[0] += f" ({self.before:,} were there)"
-        if rate:
-            parts += [f"{rate:.3g} items/s", f"{timedelta(seconds=round(left / rate))} left"]
-        if self.failed:
-            parts.append(f"{self.failed:,} failed")
-        return ", ".join(parts)
+            text += f" ({self.before:,} were there)"
+        if done:
+            rate = done / max(self.seconds, 1e-6)
+            left = timedelta(seconds=round((self.total - self.before - done) / rate))
+            text += f", {rate:.3g} items/s, {left} left"
+        return text + (f", {self.failed:,} failed" if self.failed else "")
 
     def _print_lines(self) -> None:
         wait = _FIRST_LINE
@@ -83,9 +79,8 @@ class Progress:
 
         columns = BarColumn(bar_width=30), TextColumn("{task.description}")
         with Bar(*columns, console=Console(stderr=True)) as bar:
-            task = bar.add_task("", total=self.total, completed=self.before)
-            while True:
+            task = bar.add_task("", total=self.total)
+            ended = False
+            while not ended:
                 ended = self._end.wait(_REDRAW)
                 bar.update(task, completed=self.before + self.whole, description=self.text())
-                if ended:
-                    return

@@ -7,6 +7,7 @@ import math
 import re
 import sys
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import chain
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO, NamedTuple
@@ -19,6 +20,8 @@ from ..files.terminal import say, shown
 from .parquet import image_columns, open_parquet, read_batches
 
 KINDS = ("jsonl", "csv", "tsv", "txt", "parquet")
+CELLS = {"csv": ",", "tsv": "\t"}  # what separates them
+_AT_ONCE = 16  # rows of a data set in memory
 _LONGEST = 2**17  # characters in a cell, as in CSV files
 _KIND = {".ndjson": "jsonl", **{f".{kind}": kind for kind in KINDS}}
 _UNREADABLE = re.compile("[\0\r\ud800-\udfff]")
@@ -54,11 +57,10 @@ class Row(NamedTuple):
 
     Attributes:
         line: number, from 1.
-        fields: values by column.
+        fields: values by column; of a CSV or TSV table, texts.
         text: its beginning.
         reason: why it cannot be read; "" if it can.
-        cells: the texts of a CSV row's cells.
-        of_table: all rows have the same columns, some of which may not be for us.
+        kind: one of :data:`KINDS`; "parquet" too for a saved data set.
         image: the :class:`~.photos.Photo` to explain.
     """
 
@@ -66,8 +68,7 @@ class Row(NamedTuple):
     fields: Mapping[str, Any] = {}
     text: str = ""
     reason: str = ""
-    cells: Mapping[str, str] | None = None
-    of_table: bool = False
+    kind: str = "jsonl"
     image: Any = None
 
 
@@ -104,11 +105,9 @@ def list_rows(source: str, kind: str | None, choose: Choose) -> Rows:
                 ".parquet."
             )
         check_splits(source, lists)
-        line = 0
-        for name in lists:
-            for row in table_rows(path / name, None, choose):
-                line += 1
-                yield row._replace(line=line)
+        rows = chain.from_iterable(table_rows(path / name, None, choose) for name in lists)
+        for line, row in enumerate(rows, 1):
+            yield row._replace(line=line)
 
 
 def existing(source: str) -> AnyPath:
@@ -124,8 +123,7 @@ def table_rows(path: AnyPath, kind: str | None, choose: Choose) -> Iterator[Row]
     if is_saved(path):
         rows = open_saved(str(path))
         chosen = choose(rows.column_names, image_columns(rows.features.arrow_schema))
-        for line, row in enumerate(rows.select_columns(list(chosen)), 1):
-            yield Row(line, row, of_table=True)
+        yield from _arrow_rows(rows.select_columns(list(chosen)).iter(_AT_ONCE))
         return
     kind = kind or kind_of(path.name)
     if kind is None:
@@ -144,7 +142,10 @@ def table_rows(path: AnyPath, kind: str | None, choose: Choose) -> Iterator[Row]
 def rows_of(file: BinaryIO, kind: str, choose: Choose) -> Iterator[Row]:
     """Yield the rows of an open file of one of :data:`KINDS`."""
     if kind == "parquet":
-        yield from _parquet_rows(file if file.seekable() else io.BytesIO(file.read()), choose)
+        opened = open_parquet(file if file.seekable() else io.BytesIO(file.read()))
+        schema = opened.schema_arrow
+        chosen = list(choose(schema.names, image_columns(schema)))
+        yield from _arrow_rows(batch for _, batch in read_batches(opened, chosen))
         return
     # What is not UTF-8 becomes half characters, and its line is refused.
     text = io.TextIOWrapper(file, "utf-8-sig", "surrogateescape", newline="\n")
@@ -152,10 +153,17 @@ def rows_of(file: BinaryIO, kind: str, choose: Choose) -> Iterator[Row]:
         first = text.readline()
         _check_beginning(first, kind)
         lines = chain([first] if first else [], text)
-        if kind in ("csv", "tsv"):
-            yield from _table_rows(_cells(lines, kind), choose)
-        else:
-            yield from _line_rows(lines, kind)
+        found = _cells(lines, kind, choose) if kind in CELLS else _lines(lines, kind)
+        for line, said, read in found:
+            try:
+                if bad := _UNREADABLE.search(said.replace("\r\n", "")):
+                    raise InvalidValueError(
+                        f"there is {bad[0]!r} in it. Save the list as UTF-8 text, lines ended by "
+                        "line feeds."
+                    )
+                yield Row(line, read(), said[:200], kind=kind)
+            except ValueError as error:
+                yield Row(line, text=said[:200], reason=str(error))
     finally:
         text.detach()  # it would close the file
 
@@ -169,7 +177,7 @@ def _check_beginning(line: str, kind: str) -> None:
     if found:
         raise InvalidValueError(f"The list is {found[0]}. Save it as UTF-8 text.")
     plain = re.sub('"[^"]*"', "", line)
-    own = {"csv": ",", "tsv": "\t"}.get(kind)
+    own = CELLS.get(kind)
     sign = max(own or "", *",;|\t", key=plain.count)
     if own and plain.count(sign) > plain.count(own):
         raise InvalidValueError(
@@ -178,31 +186,27 @@ def _check_beginning(line: str, kind: str) -> None:
         )
 
 
-def _line_rows(lines: Iterable[str], kind: str) -> Iterator[Row]:
+# A line's number, its text, and what reads its fields or raises ValueError
+_Read = tuple[int, str, Callable[[], Mapping[str, Any]]]
+
+
+def _lines(lines: Iterable[str], kind: str) -> Iterator[_Read]:
     is_told = kind == "jsonl"
     for line, text in enumerate(lines, 1):
         text = text.rstrip("\r\n")
-        if text and not text.isspace():
-            try:
-                check_readable(text)
-                fields = _fields_in(text) if kind == "jsonl" else _prompt_in(text, line)
-                if not is_told and (found := _SYNTAX.search(text)):
-                    is_told = True
-                    say(
-                        f"line {line}: {shown(found[0])} is for another program. Here it is drawn "
-                        "as text, in all lines: load LoRAs with --lora, and write the words alone."
-                    )
-                yield Row(line, fields, text[:200])
-            except ValueError as error:
-                yield Row(line, text=text[:200], reason=str(error))
-
-
-def check_readable(text: str) -> None:
-    """Raise ValueError for bytes that are not UTF-8, and signs that no text has."""
-    if bad := _UNREADABLE.search(text):
-        raise InvalidValueError(
-            f"there is {bad[0]!r} in it. Save the list as UTF-8 text, lines ended by line feeds."
+        if not text or text.isspace():
+            continue
+        yield (
+            line,
+            text,
+            partial(_fields_in, text) if kind == "jsonl" else partial(_prompt_in, text, line),
         )
+        if not is_told and (found := _SYNTAX.search(text)):
+            is_told = True
+            say(
+                f"line {line}: {shown(found[0])} is for another program. Here it is drawn as text, "
+                "in all lines: load LoRAs with --lora, and write the words alone."
+            )
 
 
 def _prompt_in(text: str, line: int) -> dict[str, str]:
@@ -257,88 +261,65 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 _JSON = json.JSONDecoder(parse_float=_finite, parse_constant=_finite, object_pairs_hook=_once)
 
 
-# Tables: their columns are known before their rows
+def _cells(lines: Iterable[str], kind: str, choose: Choose) -> Iterator[_Read]:
+    """Read a table, whose first row has the names of the columns."""
+    names: list[str] = []
+    chosen: Sequence[str] = ()
+
+    def read(cells: list[str], reason: str) -> dict[str, str]:
+        if not reason and len(cells) != len(names):
+            reason = f"found {len(cells)} cells below a header of {len(names)}. Quote commas."
+        if reason:
+            raise InvalidValueError(reason)
+        texts = dict(zip(names, cells, strict=True))
+        return {name: texts[name] for name in chosen}
+
+    for line, cells, reason in _split(iter(lines), kind):
+        if names:
+            yield line, "\t".join(cells), partial(read, cells, reason)
+            continue
+        names = [name.strip() for name in cells]
+        try:
+            # pandas writes its index as a first column without a name
+            if reason or "" in names[1:] or len(set(names)) < len(names):
+                raise InvalidValueError(reason or f"found {shown(names)}. Name each column, once.")
+            chosen = choose([name for name in names if name], ())
+        except ValueError as error:
+            raise InvalidValueError(f"The header of the table, line {line}: {error}") from None
 
 
-def _cells(lines: Iterable[str], kind: str) -> Iterator[tuple[int, list[str], str]]:
+def _split(lines: Iterator[str], kind: str) -> Iterator[tuple[int, list[str], str]]:
     """Yield the line, the cells, and what is wrong, of each row that is not blank."""
-    if kind == "tsv":  # each line is a row, and a quote may be part of the text
-        for line, text in enumerate(lines, 1):
-            try:
-                cells = next(csv.reader([text], delimiter="\t", strict=True))
-            except csv.Error:
-                cells = text.rstrip("\r\n").split("\t")
-            if text.strip():
-                yield line, cells, ""
-        return
-    reader = csv.reader(lines, strict=True)
-    while True:
-        line = reader.line_num + 1
-        cells = []
+    line = 1
+    for first in lines:
         reason = ""
+        # A row of a TSV table is a line, in which a quote may be part of the text.
+        rest = chain([first], lines) if kind == "csv" else [first]
+        reader = csv.reader(rest, delimiter=CELLS[kind], strict=True)
         try:
             cells = next(reader)
-        except StopIteration:
-            return
         except csv.Error as error:
-            more = reader.line_num - line
-            reason = f"no row of a table: {error}, {more:,} lines below. Close and double quotes."
+            cells = [] if kind == "csv" else first.rstrip("\r\n").split("\t")
+            if kind == "csv":
+                more = reader.line_num - 1
+                reason = (
+                    f"no row of a table: {error}, {more:,} lines below. Close and double quotes."
+                )
         if "".join(cells).strip() or len(cells) > 1 or reason:
             yield line, cells, reason
+        line += reader.line_num
 
 
-def _table_rows(rows: Iterator[tuple[int, list[str], str]], choose: Choose) -> Iterator[Row]:
-    line, header, reason = next(rows, (1, [], ""))
-    if not header and not reason:
-        return
-    names = [name.strip() for name in header]
-    try:
-        # pandas writes its index as a first column without a name
-        if reason or "" in names[1:] or len(set(names)) < len(names):
-            raise InvalidValueError(reason or f"found {shown(names)}. Name each column, once.")
-        chosen = choose([name for name in names if name], ())
-    except ValueError as error:
-        raise InvalidValueError(f"The header of the table, line {line}: {error}") from None
-    for line, cells, reason in rows:
-        text = "\t".join(cells)[:200]
-        try:
-            if not reason and len(cells) != len(names):
-                reason = f"found {len(cells)} cells below a header of {len(names)}. Quote commas."
-            if reason:
-                raise InvalidValueError(reason)
-            check_readable("".join(cells).replace("\r\n", ""))
-            texts = dict(zip(names, cells, strict=True))
-            fields = {name: _value(name, texts[name], chosen[0]) for name in chosen}
-            yield Row(line, fields, text, cells=texts, of_table=True)
-        except ValueError as error:
-            yield Row(line, text=text, reason=str(error))
-
-
-def _value(name: str, cell: str, prompt: str) -> object:
-    """Return a cell's value: None, a list of words, JSON, or the text."""
-    if not cell.strip() or name in (prompt, "id", "negative_prompt", "edit_to"):
-        return cell if cell.strip() else None
-    if name == "words" and not cell.lstrip().startswith("["):
-        return [phrase.strip() for phrase in cell.split(";") if phrase.strip()]
-    try:
-        return parsed(cell)
-    except json.JSONDecodeError:
-        return cell
-
-
-def _parquet_rows(file: BinaryIO, choose: Choose) -> Iterator[Row]:
-    opened = open_parquet(file)
-    images = image_columns(opened.schema_arrow)
-    chosen = list(choose(opened.schema_arrow.names, images))
+def _arrow_rows(batches: Iterable[Any]) -> Iterator[Row]:
     line = 0
-    for batch in read_batches(opened, chosen):
+    for batch in batches:
         for row in batch.to_pylist():
             line += 1
             reason = ""
             for name, value in row.items():
                 if isinstance(value, str) and len(value) > _LONGEST:
                     reason = f"{name} has {len(value):,} characters. Write at most {_LONGEST:,}."
-            yield Row(line, {} if reason else row, reason=reason, of_table=True)
+            yield Row(line, {} if reason else row, reason=reason, kind="parquet")
 
 
 def is_saved(path: AnyPath) -> bool:
@@ -348,7 +329,7 @@ def is_saved(path: AnyPath) -> bool:
 
 
 def open_saved(folder: str) -> Any:
-    """Return the one split of a saved data set, its images as ``{bytes, path}``."""
+    """Return the one split of a saved data set, whose rows are tables of pyarrow."""
     datasets = optional("datasets", f"The data set {folder}", "sdattn[datasets]")
     try:
         found = datasets.load_from_disk(folder)
@@ -356,11 +337,7 @@ def open_saved(folder: str) -> Any:
         raise InvalidValueError(f"datasets cannot read the folder {folder}: {error}") from error
     splits = found if isinstance(found, dict) else {"": found}
     _check_one_split(folder, splits)
-    rows = next(iter(splits.values()))
-    for name, feature in rows.features.items():
-        if isinstance(feature, datasets.Image):
-            rows = rows.cast_column(name, datasets.Image(decode=False))
-    return rows
+    return next(iter(splits.values())).with_format("arrow")
 
 
 def names_below(folder: AnyPath) -> list[str]:

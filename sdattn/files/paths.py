@@ -33,13 +33,14 @@ def inside(folder: P, name: str) -> P:
     return path
 
 
+def refuse(error: OSError) -> None:
+    """Raise an error that :func:`os.walk` would pass over."""
+    raise error
+
+
 def files_below(folder: Path) -> list[str]:
     """Return the paths of all files and links below a folder; raise OSError if a part of it cannot
     be looked into."""
-
-    def refuse(error: OSError) -> None:
-        raise error
-
     found = []
     for place, folders, files in os.walk(folder, onerror=refuse):
         links = [name for name in folders if Path(place, name).is_symlink()]

@@ -9,8 +9,8 @@ from helpers.transformer_rows import qwen_image
 from helpers.unet_rows import animatediff
 
 from sdattn.batch import checks as module
-from sdattn.batch.checks import Checks
-from sdattn.batch.items import item_of
+from sdattn.batch.checks import Checks, Job
+from sdattn.batch.items import BadLine, item_of
 from sdattn.models.reading import read_prompts
 
 
@@ -22,18 +22,26 @@ def items_of(*rows):
     ]
 
 
+def checked(checks, items):
+    """The jobs, and the bad lines."""
+    found = [*checks.check(items)]
+    assert [getattr(one, "item", one).line for one in found] == [item.line for item in items]
+    jobs = [one for one in found if isinstance(one, Job)]
+    return jobs, [one for one in found if isinstance(one, BadLine)]
+
+
 def test_a_set_of_options_is_checked_once_good_or_bad(monkeypatch):
-    checked = []
+    asked = []
     real = module.checked_options
     monkeypatch.setattr(
-        module, "checked_options", lambda *args, **how: checked.append(1) or real(*args, **how)
+        module, "checked_options", lambda *args, **how: asked.append(1) or real(*args, **how)
     )
     good = [{"prompt": f"{n} cats", "width": 64} for n in range(20)]
     poor = [{"prompt": f"{n} dogs", "width": 63} for n in range(20)]
-    jobs, bad = Checks(pipeline(), {"height": 64}).check(items_of(*good, *poor))
+    jobs, bad = checked(Checks(pipeline(), {"height": 64}), items_of(*good, *poor))
     assert [one.item.line for one in jobs] == [*range(1, 21)]
     assert [one.line for one in bad] == [*range(21, 41)]
-    assert len(checked) == 2
+    assert len(asked) == 2
     assert len({id(one.options) for one in jobs}) == 1
     assert jobs[0].options == {"height": 64, "width": 64}
 
@@ -53,7 +61,7 @@ def test_a_set_of_options_is_checked_once_good_or_bad(monkeypatch):
 )
 def test_what_cannot_be_drawn_is_told_and_stops_no_other(row, reason):
     items = items_of("a dog", {"prompt": "a red cat", **row}, "red")
-    jobs, [bad] = Checks(pipeline(), {}).check(items)
+    jobs, [bad] = checked(Checks(pipeline(), {}), items)
     assert [one.item.line for one in jobs] == [1, 3]
     assert bad.line == 2
     assert reason in bad.reason
@@ -63,26 +71,26 @@ def test_what_cannot_be_drawn_is_told_and_stops_no_other(row, reason):
 def test_a_negative_prompt_of_all_gives_way_to_an_items_own():
     rows = ["a cat", {"prompt": "a cat", "negative_prompt": "red"}]
     rows.append({"prompt": "a cat", "negative_prompt": ""})
-    jobs, bad = Checks(pipeline(), {"negative_prompt": "dog"}).check(items_of(*rows))
+    jobs, bad = checked(Checks(pipeline(), {"negative_prompt": "dog"}), items_of(*rows))
     assert bad == []
     assert [one.item.negative_prompt for one in jobs] == ["dog", "red", ""]
     assert all("negative_prompt" not in one.options for one in jobs)
-    jobs, _ = Checks(pipeline(), {}).check(items_of(*rows))
+    jobs, _ = checked(Checks(pipeline(), {}), items_of(*rows))
     assert [one.item.negative_prompt for one in jobs] == [None, "red", ""]
     assert jobs[0].shape != jobs[1].shape  # a list of negative prompts has one for each
 
 
 def test_options_of_all_give_way_to_an_items_own():
     rows = ["a cat", {"prompt": "a cat", "width": 64}, {"prompt": "a dog", "width": 128}]
-    jobs, _ = Checks(pipeline(), {"width": 128, "height": 64}).check(items_of(*rows))
+    jobs, _ = checked(Checks(pipeline(), {"width": 128, "height": 64}), items_of(*rows))
     assert [one.options["width"] for one in jobs] == [128, 64, 128]
     assert jobs[0].shape == jobs[2].shape != jobs[1].shape
 
 
 def test_a_video_is_one_of_an_item():
-    jobs, bad = Checks(animatediff(), {"num_frames": 2}).check(items_of("a cat", "a dog"))
+    jobs, bad = checked(Checks(animatediff(), {"num_frames": 2}), items_of("a cat", "a dog"))
     assert (len(jobs), bad) == (2, [])
-    jobs, bad = Checks(animatediff(), {"num_videos_per_prompt": 2}).check(items_of("a cat"))
+    jobs, bad = checked(Checks(animatediff(), {"num_videos_per_prompt": 2}), items_of("a cat"))
     assert jobs == []
     assert "makes 2 per item" in bad[0].reason
 
@@ -90,7 +98,7 @@ def test_a_video_is_one_of_an_item():
 @pytest.mark.slow
 def test_prompts_of_other_lengths_run_apart_where_a_batch_shares_its_columns():
     prompts = ("a cat", "dog and a red cat", "a dog", "cat and a red dog")
-    jobs, bad = Checks(qwen_image(), {"height": 64, "width": 64}).check(items_of(*prompts))
+    jobs, bad = checked(Checks(qwen_image(), {"height": 64, "width": 64}), items_of(*prompts))
     assert bad == []
     shapes = [one.shape for one in jobs]
     assert shapes[0] == shapes[2] != shapes[1] == shapes[3]
@@ -152,10 +160,10 @@ def test_many_texts_take_one_call_of_the_tokenizer(monkeypatch):
     )
     rows = [{"prompt": f"a red cat and {n} dogs", "words": ["cat", "dogs"]} for n in range(300)]
     before = len(read)
-    jobs, bad = checks.check(items_of(*rows, *rows))
+    jobs, bad = checked(checks, items_of(*rows, *rows))
     assert (len(jobs), bad) == (600, [])
     assert max(calls) == 300 and sum(calls) <= 302
     assert len(read) - before == 1  # how many tokens are seen
-    jobs, _ = checks.check(items_of({**rows[0], "width": 64}, {**rows[1], "guidance_scale": 3}))
+    jobs, _ = checked(checks, items_of({**rows[0], "width": 64}, {**rows[1], "guidance_scale": 3}))
     assert len(jobs) == 2 and len(read) - before == 1
     assert json.dumps(jobs[0].options)

@@ -90,7 +90,7 @@ def test_rows_checksums_and_the_gallery_know_the_source(model, drawn):
         ({"edit_to": " "}, "edit_to=' ': write the edited prompt, with at least one word in it"),
         ({"edit_to": "a red cat"}, "The target is the source and no weights were given"),
         ({"edit_to": None, "blend": "cat"}, "edit_to is missing"),
-        ({"blend": 5}, "blend=5: write a word"),
+        ({"blend": 5}, "blend=5`: pass a word"),
         ({"blend": "bird"}, "'bird' is in none of the prompts"),
         ({"weights": {"bird": 2}}, "'bird' is not in the prompt"),
         ({"cross_replace_steps": 8}, "8: pass a part of the run from 0 to 1"),

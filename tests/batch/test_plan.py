@@ -136,8 +136,8 @@ def test_one_line_more_keeps_all_full_shards_of_the_default_size(plan_of, n):
 
 def test_progress_is_told_from_the_first_part(plan_of):
     told = []
-    plan_of([{}] * 2500 + [b"no"], tell=lambda *numbers: told.append(numbers))
-    assert told == [(1000, 1000, 0), (2000, 2000, 0), (2501, 2500, 1)]
+    plan_of([{}] * 250 + [b"no"], tell=lambda *numbers: told.append(numbers))
+    assert told == [(100, 100, 0), (200, 200, 0), (251, 250, 1)]
 
 
 def test_the_temporary_files_are_removed(tmp_path, monkeypatch):

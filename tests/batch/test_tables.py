@@ -261,6 +261,12 @@ def test_all_columns_are_kept_in_all_items():
     ]
 
 
+@pytest.mark.parametrize("cell", ["NaN", "007", "1e999", "[1", " x"])
+def test_a_kept_cell_is_text_whatever_it_holds(cell):
+    item = read_one(f"prompt,note\na cat,{cell}\n".encode(), "csv", keep_columns=["note"])
+    assert item.columns == {"note": cell}
+
+
 def test_columns_to_keep_that_are_missing_are_refused():
     for data, kind in ((line_of(a=1), "jsonl"), (b"prompt,a\nx,1\n", "csv")):
         with pytest.raises(ValueError, match="no such column"):
@@ -342,6 +348,14 @@ def test_of_a_text_that_a_parquet_file_holds_once_few_are_in_memory(tmp_path):
     for row, _ in zip(found, range(100), strict=False):
         assert "1,048,576 characters" in row.reason and not row.fields
         assert pa.total_allocated_bytes() - before < 50 * 2**20
+
+
+def test_fewer_rows_are_in_memory_if_each_may_be_large(tmp_path, monkeypatch):
+    monkeypatch.setattr("sdattn.batch.parquet._MEMORY", 2**22)
+    parquet.write_table(pa.table({"prompt": ["a" * 2**20] * 40}), tmp_path / "p.parquet")
+    before = pa.total_allocated_bytes()
+    for row in table_rows(tmp_path / "p.parquet", None, lambda names, _: names):
+        assert pa.total_allocated_bytes() - before < 10 * 2**20, row.line
 
 
 def test_what_packs_well_is_read(tmp_path):
