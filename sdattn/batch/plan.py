@@ -8,7 +8,7 @@ import json
 import re
 from array import array
 from bisect import bisect_left
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass, replace
 from hashlib import sha256
@@ -16,6 +16,7 @@ from itertools import islice
 from pathlib import Path
 from posixpath import splitext
 from tempfile import TemporaryDirectory
+from typing import Any
 from unicodedata import normalize
 
 from ..errors import InvalidValueError, OptionError
@@ -38,12 +39,10 @@ _SHOWN = 100  # bad lines in memory
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """Consecutive jobs of one shape, in the order of the list; shards are numbered from 0. The
-    ``digest`` is a checksum of its items, with their options and images."""
+    """Consecutive jobs of one shape, in the order of the list; shards are numbered from 0."""
 
     number: int
     jobs: tuple[Job, ...]
-    digest: str
 
 
 def default_shard_items(number: int, batch_size: int, *, videos: bool) -> int:
@@ -82,6 +81,7 @@ class Plan(ExitStack):
         self._items = self.enter_context(self._file.open("wb"))
         self._shard_items = shard_items
         self._shards: list[array[int]] = []  # where each item is in the file
+        self._sums: list[Any] = []  # of each shard
         self._firsts: list[int] = []  # number of items before each shard's first
         self._open: dict[int, int] = {}  # shape -> the shard that is not full
         self._options: dict[int, Options] = {}  # by shape
@@ -103,8 +103,12 @@ class Plan(ExitStack):
 
     def shard(self, number: int) -> Shard:
         """Return a shard, read from the file."""
-        jobs = tuple(map(self._job, self._lines(number)))
-        return Shard(number, jobs, self.shard_digest(number))
+        jobs = []
+        with self._file.open("rb") as file:
+            for start in self._shards[number]:
+                file.seek(start)
+                jobs.append(self._job(file.readline()))
+        return Shard(number, tuple(jobs))
 
     def shard_size(self, number: int) -> int:
         return len(self._shards[number])
@@ -113,15 +117,9 @@ class Plan(ExitStack):
         """Return the number of shards that the first items are in; None: all items."""
         return len(self) if limit is None else bisect_left(self._firsts, limit)
 
-    def shard_digest(self, number: int) -> str:
-        """Return a shard's digest without its jobs."""
-        return sha256(b"".join(map(self._told, self._lines(number)))).hexdigest()[:16]
-
-    def _lines(self, number: int) -> Iterator[bytes]:
-        with self._file.open("rb") as file:
-            for start in self._shards[number]:
-                file.seek(start)
-                yield file.readline()
+    def digests(self) -> list[str]:
+        """Return the checksum of each shard's items, with their options and images."""
+        return [one.hexdigest()[:16] for one in self._sums]
 
     def _told(self, line: bytes) -> bytes:
         """Return what an item is: without the number of its shape and the place of its image."""
@@ -182,13 +180,16 @@ class Plan(ExitStack):
         if number is None or len(self._shards[number]) == self._shard_items(number):
             number = self._open[job.shape] = len(self._shards)
             self._shards.append(array("Q"))
+            self._sums.append(sha256())
             self._firsts.append(self.items)
         self._shards[number].append(self._items.tell())
         self._items.write(line)
         self._taken[key] = item.line
         self.items += 1
         self._options.setdefault(job.shape, job.options)
-        self._sum.update(self._told(line))
+        told = self._told(line)
+        self._sum.update(told)
+        self._sums[number].update(told)
         self.has_edits |= item.edit_to is not None
 
     def _free_id(self, name: str) -> str:

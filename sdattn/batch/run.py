@@ -246,8 +246,8 @@ def manifest_of(request: Request, loaded: Loaded, plan: Plan) -> Manifest:
         columns=plan.columns,
     )
     settings = replace(settings, fingerprint=digest(decisive))
-    digests = map(plan.shard_digest, range(len(plan)))
-    made_of = replace(made_of, shards=[digest([settings.fingerprint, one]) for one in digests])
+    shards = [digest([settings.fingerprint, one]) for one in plan.digests()]
+    made_of = replace(made_of, shards=shards)
     return Manifest(settings=settings, input=made_of, versions=versions())
 
 

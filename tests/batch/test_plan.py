@@ -51,7 +51,7 @@ def test_appended_lines_leave_full_shards_as_they_are(plan_of):
     full = [n for n in range(len(before)) if len(before.shard(n).jobs) == 4]
     assert len(full) >= 4
     for number in full:
-        assert before.shard_digest(number) == after.shard_digest(number)
+        assert before.digests()[number] == after.digests()[number]
         assert before.shard(number).jobs[0].item == after.shard(number).jobs[0].item
     assert before.digest != after.digest
 
@@ -78,7 +78,7 @@ def test_digests_tell_items_apart(plan_of, change):
     rows = [{"id": "a", "seed": 3, "width": 64}, {"id": "z"}]
     one, other = plan_of(rows), plan_of([{**rows[0], **change}, rows[1]])
     assert one.digest == plan_of(rows).digest != other.digest
-    assert one.shard_digest(0) != other.shard_digest(0)
+    assert one.digests()[0] != other.digests()[0]
 
 
 def test_options_of_all_and_kept_columns_are_in_digests(plan_of):
@@ -130,7 +130,7 @@ def test_one_line_more_keeps_all_full_shards_of_the_default_size(plan_of, n):
         full = 2 if number < 16 else 4 if number < 32 else 8
         n_open += size < full
         if size == full:
-            assert before.shard_digest(number) == after.shard_digest(number)
+            assert before.digests()[number] == after.digests()[number]
     assert n_open <= 2 and sum(sizes) == n
 
 
