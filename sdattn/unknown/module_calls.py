@@ -9,7 +9,6 @@ runs just then. In the first pass every module is followed; after it only those 
 from __future__ import annotations
 
 import weakref
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -50,8 +49,8 @@ class SeenCall:
         module: path of the innermost module that ran.
         made_by: the function that made it.
         call: what it computed; its heads may be folded into its rows. None if that cannot be seen.
-        before: calls of each kind that the module had made before, while it ran this time, as far
-            as :meth:`name` was asked for them.
+        number: the call's number among those of its module while it ran this time, from 0.
+        names: names that layers have so far, by module, number and kind.
         is_part: True if a call that the module made before had the very same values: the queries
             come in slices.
     """
@@ -59,26 +58,31 @@ class SeenCall:
     module: str
     made_by: str
     call: AttentionCall | None
-    before: Counter[str | None]
+    number: int
+    names: dict[tuple[str, int, str | None], str]
     is_part: bool = False
 
     def name(self, kind: str | None) -> str:
         """Return the name of the layer, once it is known of what kind the call is: the module's
-        path, and the call's number among its calls of that kind if it is not the first."""
-        path = self.module or "model"
-        number = self.before[kind]
-        self.before[kind] += 1
-        return f"{path}[{number}]" if number else path
+        path for its first call, ``path:number:kind`` for its others. A first call of another kind
+        in a later pass is one of these too."""
+        layer = self.module, self.number, kind
+        if layer not in self.names:
+            name = self.module or "model"
+            if self.number or name in self.names.values():
+                name = ":".join(filter(None, (name, str(self.number), kind)))
+            self.names[layer] = name
+        return self.names[layer]
 
 
 @dataclass(eq=False)
 class _Running:
-    """A module that runs, the attention calls it made, and softmaxes that no product used, its own
-    and its parts' (``nn.Softmax``), each with the path of the module that made it."""
+    """A module that runs, how many attention calls it made, and softmaxes that no product used, its
+    own and its parts' (``nn.Softmax``), each with the path of the module that made it."""
 
     path: str
     module: nn.Module
-    calls: Counter[str | None] = field(default_factory=Counter)
+    calls: int = 0
     softmaxes: list[tuple[Shape, str]] = field(default_factory=list)
     queries: dict[Shape, Tensor] = field(default_factory=dict)  # first factors of scores
     values: list[weakref.ref[Tensor]] = field(default_factory=list)
@@ -138,6 +142,7 @@ class ModuleCalls(SdpaWatch):
         self.only: set[str] | None = None
         self.ran: set[str] = set()
         self.around: dict[str, set[str]] = {}
+        self._names: dict[tuple[str, int, str | None], str] = {}
         self._see = see
         self._looks = looks
         self._is_followed = is_followed
@@ -229,10 +234,11 @@ class ModuleCalls(SdpaWatch):
     def _made(self, made_by: str, call: AttentionCall | None, output: Tensor) -> Tensor:
         running = self._running[-1]
         self._note_around(running.path)
+        number = running.calls
+        running.calls += 1
         is_part = call is not None and running.had(call.value)
         with torch._C.DisableTorchFunction():  # what looks makes softmaxes of its own
-            seen = SeenCall(running.path, made_by, call, before=running.calls, is_part=is_part)
-            self._see(seen)
+            self._see(SeenCall(running.path, made_by, call, number, self._names, is_part))
         return torch.zeros_like(output) if self._is_blind else output
 
     def _note_around(self, path: str) -> None:

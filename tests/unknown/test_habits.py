@@ -165,6 +165,47 @@ def test_a_layer_that_is_in_no_map_is_told():
     assert list(store.maps) == ["blocks.0"]
 
 
+class Twice(Attention):
+    """A block that attends to the image and then to the text, in its own ``forward``."""
+
+    skips = False
+
+    def forward(self, x, context):
+        if not self.skips:
+            q = by_heads(self.q(x))
+            x = x + sdpa(q, q, by_heads(self.v(x))).transpose(1, 2).flatten(2)
+        return super().forward(x, context)
+
+
+@pytest.mark.parametrize("length", [T, ROWS * COLS])
+@pytest.mark.parametrize("batch", [1, 3])
+def test_each_call_of_a_module_has_a_name_to_choose_it_by(batch, length):
+    model, call = made(Twice(), Twice()), (image(batch), text(batch, length))
+    table = sdattn.inspect_attention(model, *call)
+    names = [call.name for call in table]
+    assert names == ["blocks.0", "blocks.0:1:cross", "blocks.1", "blocks.1:1:cross"]
+    chosen = [{"layers": name} for name in (names[1], ["*:1:cross"])] + [table.proposal.options]
+    if length == T:  # more cells than tokens, so that self-attention is no cross-attention
+        chosen += [{}, {"kinds": ("self", "cross")}]
+    for options in chosen:
+        store = captured(model, *call, **options)
+        assert_shown(store, names[1], softmax64(*model.blocks[0].seen[0]))
+        if "kinds" in options:
+            assert list(store.maps) == names
+
+
+@pytest.mark.filterwarnings("ignore::sdattn.follow.passes.CaptureWarning")
+@torch.no_grad()
+def test_a_call_that_is_left_out_in_a_later_pass_mixes_no_layers():
+    model = made(Twice())
+    with sdattn.capture(model, **TOLD, kinds=("self", "cross")) as store:
+        for model.blocks[0].skips in (False, True):
+            model(image(3), text(3))
+    shown = {name: maps.shape[-1] for name, maps in store.maps.items()}
+    assert shown == {"blocks.0": 24, "blocks.0:1:cross": T, "blocks.0:0:cross": T}
+    assert_shown(store, "blocks.0:0:cross", softmax64(*model.blocks[0].seen[1]))
+
+
 class TimeFirst(Model):
     """The image tells the rows, and no timestep that they share."""
 
