@@ -130,10 +130,10 @@ def test_layers_are_chosen_by_a_pattern_of_their_paths():
         (ROWS, COLS, ROWS * COLS),
         (ROWS // 2, COLS // 2, ROWS * COLS // 4),
     }
-    with pytest.raises(ValueError, match=r"fits 'attn3'. The model has:\n  attn2.up"):
-        captured(made(CompVisUNet), unet_call(1), layers=["*.up", "attn3"], **told)
-    with pytest.raises(CaptureError, match=r"attn2\.up \(24 queries|none at all"):
-        captured(made(CompVisUNet), unet_call(1), layers="up_blocks", **told)
+    for misspelt in (["*.up", "attn3"], "attn3"):
+        every = r"\n  attn2\.down \(block, cross 4x6\)\n  attn2\.mid .*\n  attn2\.up "
+        with pytest.raises(ValueError, match=rf"fits 'attn3'. The model has:{every}"):
+            captured(made(CompVisUNet), unet_call(1), layers=misspelt, **told)
 
 
 def test_guidance_in_the_batch_is_told_as_for_any_loop():
@@ -184,8 +184,8 @@ def test_padding_is_in_the_mask_of_torchs_own_attention():
         ({"text": slice(None), "grid": (ROWS, COLS)}, "a length of its own"),
         ({"text": 77, "grid": (ROWS, COLS)}, "a slice of the keys, a tensor"),
         ({"text": "context", "grid": 64}, r"\(rows, cols\)"),
-        ({"text": "context", "grid": (5, 5)}, "No attention call of the CompVisUNet fits"),
-        ({"text": "context", "grid": (ROWS, COLS), "layers": "*.no"}, "in layers='[*].no'. Seen"),
+        ({"text": "context", "grid": (5, 5)}, r"No cross or .* attn2.up \(24 q"),
+        ({"text": slice(0, 5), "grid": (ROWS, COLS)}, r"attn2.up \(24 q.* attn1.down \(self\)"),
         ({"text": "context", "grid": (ROWS, COLS), "refine": "self"}, "known family"),
         ({"text": "context", "grid": (ROWS, COLS), "max_bytes": 9}, "max_bytes"),
         ({"text": "context"}, "grid"),
