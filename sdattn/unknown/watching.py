@@ -81,7 +81,8 @@ def _checked_family(model: Any, keep: Keep) -> ToldFamily:
             f"text= and grid= tell of a model, and this is a {type(inner).__name__}. Pass the "
             "torch module that is called once a step."
         )
-    if family := listed(type(inner)):
+    family = listed(type(inner))
+    if family and not (family.joined and family.order_of(inner) is None):  # it reads this model
         raise OptionError(
             "text",
             keep.text,

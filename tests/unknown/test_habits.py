@@ -165,6 +165,18 @@ def test_a_layer_that_is_in_no_map_is_told():
     assert list(store.maps) == ["blocks.0"]
 
 
+@pytest.mark.parametrize("name", ["UNet2DConditionModel", "FluxTransformer2DModel"])
+def test_a_foreign_class_with_a_name_of_diffusers_is_watched_by_two_facts(name):
+    model, call = made(Attention(), kind=type(name, (Model,), {})), (image(3), text(3))
+    store = captured(model, *call, **sdattn.inspect_attention(model, *call).proposal.options)
+    assert_shown(store, "blocks.0", softmax64(*model.blocks[0].seen[0]))
+    said = rf"a {name}, which is of no family (.|\n)*text=\.\.\., grid=(.|\n)*classes of diffusers"
+    with pytest.raises(TypeError, match=said):
+        sdattn.capture(model).__enter__()
+    with pytest.raises(ValueError, match="is of the family FLUX"):
+        sdattn.capture(flux().transformer, **TOLD).__enter__()
+
+
 class Twice(Attention):
     """A block that attends to the image and then to the text, in its own ``forward``."""
 
