@@ -1,7 +1,9 @@
 """Habits of foreign code that a capture of a model of no known family meets: what is shown is what
 was used, or it is refused by name."""
 
+import copy
 from contextlib import ExitStack
+from pickle import dumps, loads
 from threading import Thread, get_ident
 
 import pytest
@@ -216,6 +218,20 @@ def test_a_call_that_is_left_out_in_a_later_pass_mixes_no_layers():
     shown = {name: maps.shape[-1] for name, maps in store.maps.items()}
     assert shown == {"blocks.0": 24, "blocks.0:1:cross": T, "blocks.0:0:cross": T}
     assert_shown(store, "blocks.0:0:cross", softmax64(*model.blocks[0].seen[1]))
+
+
+@pytest.mark.parametrize("twin_of", [copy.deepcopy, copy.copy, lambda m: loads(dumps(m))])
+@torch.no_grad()
+def test_a_copy_that_is_made_inside_is_not_watched(twin_of):
+    model = made(Attention(folded))
+    with sdattn.capture(model, **TOLD) as store:
+        twin = twin_of(model)
+        model(image(3), text(3))
+        twin(image(3, seed=5), text(3, seed=6))
+    assert len(store.passes) == 1
+    assert_shown(store, "blocks.0", softmax64(*model.blocks[0].seen[0]))
+    for part in twin.modules() if twin_of is not copy.copy else [twin]:
+        assert not (part._forward_hooks or part._forward_pre_hooks or "__reduce_ex__" in vars(part))
 
 
 class TimeFirst(Model):
