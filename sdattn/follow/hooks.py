@@ -22,6 +22,11 @@ def hook_after(module: nn.Module, hook: Callable[..., Any], **options: Any) -> C
     return _kept_out(module, module.register_forward_hook(hook, **options))
 
 
+def is_hooked(model: nn.Module) -> bool:
+    """Check whether a module of a model has such a hook."""
+    return any(isinstance(vars(one).get(_REDUCE), _WithoutHooks) for one in model.modules())
+
+
 def _kept_out(module: nn.Module, handle: Any) -> Callable[[], None]:
     if hasattr(type(module), "__deepcopy__"):  # torch.fx's and scripted modules copy in their way
         remove: Callable[[], None] = handle.remove
