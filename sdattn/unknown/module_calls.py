@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from ..attention import merge_heads
 from ..attention.calls import UNKNOWN, AttentionCall
+from ..errors import RunError
 from ..follow.installer import Installation
 from ..look.dispatched import hidden_backend, watching
 from ..look.sdpa import PRODUCTS, TORCHS, SdpaWatch, factors_of
@@ -245,6 +246,8 @@ class ModuleCalls(SdpaWatch):
         self.around.setdefault(path, set()).update(one.path for one in self._running)
 
     def _begin(self, path: str, module: nn.Module, *_: object) -> None:
+        if torch.compiler.is_dynamo_compiling():
+            _refuse_graph(path)
         is_followed = self.only is None or path in self.only
         if is_followed and self._looks():
             if not path:
@@ -301,6 +304,15 @@ class ModuleCalls(SdpaWatch):
                 continue
             if agrees(merge_heads(output.unflatten(0, (images, -1))), arrived):
                 self.several.add(name)
+
+
+@torch.compiler.disable
+def _refuse_graph(path: str) -> None:
+    raise RunError(
+        f"torch.compile compiles a function around the watched {path or 'model'}, whose attention "
+        "calls are not seen in its graph. Call the plain function, or compile the model itself, "
+        "which runs eagerly while it is watched."
+    )
 
 
 def _shape(scores: Tensor, dim: int = -1) -> Shape:

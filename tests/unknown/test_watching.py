@@ -115,8 +115,8 @@ def test_maps_have_the_grid_of_each_layer():
     }
 
 
-def captured(model, call, layers=None, **options):
-    with torch.no_grad(), sdattn.capture(model, layers=layers, **options) as store:
+def captured(model, call, watched=None, layers=None, **options):
+    with torch.no_grad(), sdattn.capture(watched or model, layers=layers, **options) as store:
         model(*call)
     return store
 
@@ -208,6 +208,28 @@ def test_as_many_tokens_as_cells_are_refused_unless_layers_are_named():
     store = captured(model, call, layers="cross_attn", **told)
     expected = softmax64(*model.seen["cross_attn"][-1])
     assert (store.maps["cross_attn"].flatten(1, 3) - expected).abs().max() < 1e-5
+
+
+@torch.no_grad()
+def test_a_function_compiled_around_the_model_is_named():
+    model, call = FewerQueries().eval(), image_call(2)
+    model.attn.seen = NoList()  # a list that grows would have each call compiled anew
+    told = {"text": slice(0, T), "grid": (ROWS, COLS), "layers": "attn"}
+    plain = model(*call)
+    step = torch.compile(lambda *given: model(*given), backend="eager")
+    with pytest.raises(RuntimeError, match="compiles a function around .* plain function"):
+        captured(step, call, model, **told)
+    torch._dynamo.reset()
+    assert torch.equal(step(*call), plain)
+    with pytest.raises(
+        CaptureError, match="never called inside .* torch.compile .* plain function"
+    ):
+        captured(step, call, model, **told)
+
+
+class NoList:
+    def append(self, _pair):
+        """Keep nothing."""
 
 
 def test_a_model_that_raises_is_left_as_it_was():
