@@ -38,7 +38,6 @@ from .multi_head import (
 SOFTMAX = (torch.softmax, Tensor.softmax, nn.functional.softmax)
 LINEAR: Any = nn.functional.linear
 LOOKED_AT = frozenset({TORCHS, FUNCTION, LINEAR, *SOFTMAX, *PRODUCTS})
-LARGE = 1 << 20  # numbers in a query; in smaller ones the kernel's logsumexp saves a CPU nothing
 Shape = tuple[int, int]  # of scores or probabilities: how many numbers in all, and in a softmax
 
 
@@ -180,7 +179,9 @@ class ModuleCalls(SdpaWatch):
         self._switch()
 
     def wants_logsumexp(self, call: AttentionCall) -> bool:
-        return call.query.device.type != "cpu" or call.query.numel() >= LARGE
+        # With it, the text's share of joint attention needs the scores of the text's keys alone.
+        # Cross-attention needs them all.
+        return not self._is_blind and call.key.shape[-2] >= call.query.shape[-2]
 
     def attend(self, attend: Any, by: Any, *args: Any, **kwargs: Any) -> Tensor:
         if self._is_blind:

@@ -16,6 +16,7 @@ from torch import nn
 
 import sdattn
 from sdattn.errors import CaptureError
+from sdattn.look import sdpa
 
 ROWS, COLS, T = 4, 6, 7
 
@@ -101,6 +102,21 @@ def test_foreign_code_is_bit_equal_and_shown_as_it_was(name, batch, cast):
         found = store.maps[layer].flatten(1, -2)
         assert found.shape == expected.shape
         assert (found - expected).abs().max() < 1e-5
+
+
+@pytest.mark.parametrize(("name", "asked"), [("BFL", 2), ("fewer queries", 1), ("video", 1)])
+def test_a_logsumexp_is_asked_for_where_text_and_image_are_keys(name, asked, monkeypatch):
+    """It makes the share of some keys cheap; cross-attention shows all of them, so it costs there.
+    A dry run computes none, and calls the model three times."""
+    kind, make_call, told, *_ = CASES[name]
+    model, call, calls = made(kind), make_call(1), []
+    kernel = sdpa.attend_with_logsumexp
+    monkeypatch.setattr(sdpa, "attend_with_logsumexp", lambda *g: calls.append(g) or kernel(*g))
+    captured(model, call, grid=grid_of(name), **told)
+    assert len(calls) == asked
+    model.register_forward_pre_hook(lambda *_: calls.append("dry run"))
+    sdattn.inspect_attention(model, *call)
+    assert calls[asked:] == ["dry run"] * 3
 
 
 def test_maps_have_the_grid_of_each_layer():
