@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable
+from functools import partial
 from typing import Any, SupportsIndex
 
 from torch import nn
@@ -29,8 +30,7 @@ def is_hooked(model: nn.Module) -> bool:
 
 def _kept_out(module: nn.Module, handle: Any) -> Callable[[], None]:
     if hasattr(type(module), "__deepcopy__"):  # torch.fx's and scripted modules copy in their way
-        remove: Callable[[], None] = handle.remove
-        return remove
+        return partial(handle.remove)
     held = vars(module).get(_REDUCE)
     without_hooks = held if isinstance(held, _WithoutHooks) else _WithoutHooks(module)
     without_hooks.ids.add(handle.id)
@@ -54,7 +54,8 @@ class _WithoutHooks:
 
     def __call__(self, protocol: SupportsIndex) -> str | tuple[Any, ...]:
         module: Any = self._module()
-        reduced = type(module).__reduce_ex__(module, protocol)
+        reduce: Any = type(module).__reduce_ex__
+        reduced: str | tuple[Any, ...] = reduce(module, protocol)
         if isinstance(reduced, str) or len(reduced) < 3 or not isinstance(reduced[2], dict):
             return reduced
         state = {name: value for name, value in reduced[2].items() if value is not self}

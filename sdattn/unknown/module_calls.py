@@ -248,7 +248,7 @@ class ModuleCalls(SdpaWatch):
 
     def _begin(self, path: str, module: nn.Module, *_: object) -> None:
         if torch.compiler.is_dynamo_compiling():
-            _refuse_graph(path)
+            torch.compiler.disable(_refuse_graph)(path)
         is_followed = self.only is None or path in self.only
         if is_followed and self._looks():
             if not path:
@@ -307,7 +307,6 @@ class ModuleCalls(SdpaWatch):
                 self.several.add(name)
 
 
-@torch.compiler.disable
 def _refuse_graph(path: str) -> None:
     raise RunError(
         f"torch.compile compiles a function around the watched {path or 'model'}, whose attention "
