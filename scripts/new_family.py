@@ -142,7 +142,7 @@ def _layers(model: Any, table: AttentionTable) -> Iterator[DraftLayers]:
             paths.setdefault(folded(path), []).append(path)
     seen: dict[str, list[InspectedCall]] = {pattern: [] for pattern in paths}
     for call in table:
-        seen.setdefault(folded(call.name.partition("[")[0]), []).append(call)
+        seen.setdefault(folded(call.name.partition(":")[0]), []).append(call)
     for pattern, calls in seen.items():
         held = paths.get(pattern, [])
         kinds = {call.kind for call in calls}

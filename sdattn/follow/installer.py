@@ -17,6 +17,7 @@ from ..models.denoiser_call import compiled_parts, innermost, is_compiled
 from ..models.layers import AttentionLayer
 from ..models.pipeline import Given
 from ..models.running_call import forward_variables
+from .hooks import hook_after, hook_before
 
 Hook = Callable[..., None]
 
@@ -85,24 +86,19 @@ class Installation:
     ) -> None:
         """Call ``before(model, args, kwargs)`` and ``after(model, args, output)`` around each call
         of a model. A compiled model leaves its graph for them."""
-        hook = model.register_forward_pre_hook(torch.compiler.disable(before), with_kwargs=True)
-        self._undo.callback(hook.remove)
+        self._undo.callback(hook_before(model, torch.compiler.disable(before), with_kwargs=True))
         if after is not None:
-            hook = model.register_forward_hook(torch.compiler.disable(after))
-            self._undo.callback(hook.remove)
+            self._undo.callback(hook_after(model, torch.compiler.disable(after)))
 
     def follow(self, module: nn.Module, after: Hook) -> None:
         """Call ``after(module, args, kwargs, output)`` after each call of a module."""
-        hook = module.register_forward_hook(torch.compiler.disable(after), with_kwargs=True)
-        self._undo.callback(hook.remove)
+        self._undo.callback(hook_after(module, torch.compiler.disable(after), with_kwargs=True))
 
     def around(self, module: nn.Module, before: Hook, after: Hook) -> None:
         """Call ``before(module, args, kwargs)`` and ``after(module, args, kwargs, output)`` around
         each call of a module, after one that raised an error too."""
-        first = module.register_forward_pre_hook(before, with_kwargs=True)
-        self._undo.callback(first.remove)
-        last = module.register_forward_hook(after, with_kwargs=True, always_call=True)
-        self._undo.callback(last.remove)
+        self._undo.callback(hook_before(module, before, with_kwargs=True))
+        self._undo.callback(hook_after(module, after, with_kwargs=True, always_call=True))
 
     def around_from_outside(
         self,

@@ -364,8 +364,9 @@ class CapturedMaps:
             return
         if not self.passes:
             raise CaptureError(
-                f"{len(self.layers)} layers were watched, but the model was never called inside "
-                "capture(). Call the pipeline inside the with block, in the same thread."
+                "The model was watched, but never called inside capture(). Call it or its pipeline "
+                "inside the with block, in the same thread. A function that torch.compile compiled "
+                "around it before has no hooks in its graph: call the plain function."
             )
         if len(missing) == len(self.layers) and self.stopped is not None:
             return  # before the steps that were to be kept, which a warning says

@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, Protocol, SupportsIndex
 
 import torch
 from torch import Tensor, nn
@@ -126,6 +126,10 @@ class ObservingProcessor:
     def __deepcopy__(self, memo: dict[int, object]) -> Processor:
         """Return a copy of the processor itself: the copy of a model is not watched."""
         return copy.deepcopy(self.inner, memo)
+
+    def __reduce_ex__(self, protocol: SupportsIndex) -> str | tuple[Any, ...]:
+        """Return the processor's own, so that a saved model is not watched either."""
+        return self.inner.__reduce_ex__(protocol)
 
     def __call__(self, attn: Layer, *args: object, **kwargs: object) -> Output:
         if torch.compiler.is_dynamo_compiling():  # a decorator would cost every call more

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor, nn
@@ -12,6 +12,7 @@ from ..attention.calls import AttentionCall
 from ..attention.controlled import mask_by_head
 from ..attention.core import heads_of
 from ..errors import RunError
+from ..follow.hooks import hook_after, hook_before
 from ..models.denoiser_call import innermost
 from .layer import Arguments, IsOpen, Layer
 from .unknown_processors import title
@@ -103,7 +104,7 @@ class Projections:
     def remove(self) -> None:
         """Take the hooks out."""
         for hook in self._hooks:
-            hook.handle.remove()
+            hook.remove()
         self._parts = ()
         self._hooks = []
 
@@ -118,10 +119,10 @@ class _Hook:
         self.beside: dict[int, Any]
         if self.is_input:
             self.beside = module._forward_pre_hooks
-            self.handle = module.register_forward_pre_hook(self)
+            self.remove = hook_before(module, self)
         else:
             self.beside = module._forward_hooks
-            self.handle = module.register_forward_hook(self)
+            self.remove = hook_after(module, self)
 
     def __call__(
         self, _module: nn.Module, args: tuple[Tensor, ...], output: Tensor | None = None
@@ -131,10 +132,6 @@ class _Hook:
             given = args[0] if output is None else output
             owner.seen.setdefault(self.name, []).append(given)
 
-    def __deepcopy__(self, _memo: dict[int, object]) -> Callable[..., None]:
-        """Return a hook that does nothing: the copy of a model is not watched."""
-        return _nothing
-
     def is_last(self) -> bool:
         """Check whether only observers' hooks come after it."""
         for hook in reversed(self.beside.values()):
@@ -143,10 +140,6 @@ class _Hook:
             if hook is self:
                 return True
         return False  # somebody took it out
-
-
-def _nothing(*_: object) -> None:
-    """Do nothing, in place of a hook in a copy."""
 
 
 def by_name(inner: Any, args: tuple[object, ...], kwargs: dict[str, object]) -> Arguments:

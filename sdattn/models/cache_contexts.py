@@ -110,5 +110,9 @@ class _StandIn:
         """Return the copied model's own method, since nobody listens to the copy."""
         return self._own(memo.get(id(self._model())))
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Return the method of the model's class, when a model is pickled."""
+        return getattr, (self._model(), _METHOD)
+
     def _own(self, model: object) -> Any:
         return self._before.get(_METHOD) or MethodType(getattr(type(model), _METHOD), model)

@@ -13,7 +13,7 @@ from torch.nn import Module
 
 from ..errors import InvalidTypeError
 from .denoiser_call import called, unwrapped
-from .families import claimed, family_of, listed, registered
+from .families import TWO_FACTS, claimed, family_of, listed, registered
 from .family import Family, Joined
 from .layers import AttentionLayer
 from .pipeline import Pipeline
@@ -96,17 +96,16 @@ def held_model(target: object) -> Any | None:
 
 def joint_order(denoiser: Denoiser) -> Joined:
     """Return the order in which a transformer's joint attention joins text and image; raise
-    TypeError for another class of the same name, or a subclass with its own ``forward``."""
+    TypeError for a subclass with its own ``forward``."""
     model = unwrapped(denoiser.model)
     joined = denoiser.family.order_of(model)
     if joined is None:
         kind = type(model)
         raise InvalidTypeError(
             f"A {kind.__name__} ({kind.__module__}) has a forward that is not its family's own, so "
-            "whether its joint attention has the text or the image first is not known. Supported "
-            "are these families, and subclasses that leave forward to them: "
-            + ", ".join(family.title for family in registered() if family.joined)
-            + "."
+            "whether its joint attention has the text or the image first is not known. The model "
+            f"itself {TWO_FACTS}Supported are these families, and subclasses that leave forward to "
+            f"them: {', '.join(family.title for family in registered() if family.joined)}."
         )
     return joined
 

@@ -151,8 +151,9 @@ class Family:
         return [kind if isinstance(kind, str) else kind.__name__ for kind in self.denoisers]
 
     def lists(self, kind: type) -> bool:
-        """Check whether a class is named among the denoisers."""
-        return kind in self.denoisers or kind.__name__ in self.denoisers
+        """Check whether a class is among the denoisers; a name stands for diffusers' own class."""
+        is_diffusers = kind.__module__.partition(".")[0] == "diffusers"
+        return kind in self.denoisers or (is_diffusers and kind.__name__ in self.denoisers)
 
     def within(self, _pipeline: Any) -> "Family":
         """Return the family as used in a pipeline: the same model may make images and videos."""
@@ -163,12 +164,11 @@ class Family:
         return False
 
     def order_of(self, model: Model) -> Joined | None:
-        """Return :attr:`joined` if it is known for this very model: not for another class of the
-        same name, nor for a subclass with its own ``forward``."""
+        """Return :attr:`joined` if it is known for this very model: not for a subclass with its own
+        ``forward``."""
         kind: Any = type(model)
-        base = next((cls for cls in kind.__mro__ if self.lists(cls)), kind)
-        known = base in self.denoisers or base.__module__.startswith("diffusers.")
-        return self.joined if known and kind.forward is base.forward else None
+        base = next((cls for cls in kind.__mro__ if self.lists(cls)), None)
+        return self.joined if base is not None and kind.forward is base.forward else None
 
     def find_layers(self, model: Model) -> list[AttentionLayer]:
         """Return every attention layer in running order.

@@ -20,7 +20,8 @@ import torch
 from torch import Tensor, nn
 
 from ..attention.core import level_grids
-from ..errors import InvalidTypeError, InvalidValueError
+from ..errors import CaptureError, InvalidTypeError, InvalidValueError, refuse
+from ..follow.hooks import is_hooked
 from ..models.denoiser_call import Size, unwrapped
 from ..models.layers import Kind
 from .dry_run import Tokens, tokens_seen, with_other
@@ -101,6 +102,7 @@ def inspect_attention(
         TypeError: the model is no torch module.
         ValueError: the text is not among the arguments, or the model's tensors have no values
             (torch's meta device).
+        CaptureError: the model is being watched.
     """
     inner = unwrapped(model)
     if not isinstance(inner, nn.Module):
@@ -112,6 +114,12 @@ def inspect_attention(
         raise InvalidValueError(
             "The model is on torch's meta device, and which tokens are the text is told by values. "
             "Build a small one of its class, with values."
+        )
+    if is_hooked(inner):
+        raise CaptureError(
+            f"Asked to inspect a {type(inner).__name__} that is watched just now (by a capture, or "
+            "by an attached store), which would count these calls, of which each attention puts "
+            "out zeros, as steps. Inspect the model before."
         )
     arguments = arguments_by_name(inner, args, kwargs)
     name = _text_name(inner, arguments, text)
@@ -146,6 +154,9 @@ def _text_name(
         longest = max(alike, key=lambda name: int(arguments[name].shape[-2]), default=None)
         usual = (name for name in TEXT_NAMES if _may_be_text(arguments.get(name)))
         return next(usual, longest)
+    if not isinstance(text, (Tensor, str)):
+        what = "the tensor that holds the text, or the name of its argument; its place is found"
+        raise refuse("text", text, what)
     for name, value in arguments.items():
         if value is text or (name == text and _may_be_text(value)):
             return name

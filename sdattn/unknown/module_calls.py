@@ -9,7 +9,6 @@ runs just then. In the first pass every module is followed; after it only those 
 from __future__ import annotations
 
 import weakref
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -21,6 +20,7 @@ from torch import Tensor, nn
 
 from ..attention import merge_heads
 from ..attention.calls import UNKNOWN, AttentionCall
+from ..errors import RunError
 from ..follow.installer import Installation
 from ..look.dispatched import hidden_backend, watching
 from ..look.sdpa import PRODUCTS, TORCHS, SdpaWatch, factors_of
@@ -38,7 +38,6 @@ from .multi_head import (
 SOFTMAX = (torch.softmax, Tensor.softmax, nn.functional.softmax)
 LINEAR: Any = nn.functional.linear
 LOOKED_AT = frozenset({TORCHS, FUNCTION, LINEAR, *SOFTMAX, *PRODUCTS})
-LARGE = 1 << 20  # numbers in a query; in smaller ones the kernel's logsumexp saves a CPU nothing
 Shape = tuple[int, int]  # of scores or probabilities: how many numbers in all, and in a softmax
 
 
@@ -50,8 +49,8 @@ class SeenCall:
         module: path of the innermost module that ran.
         made_by: the function that made it.
         call: what it computed; its heads may be folded into its rows. None if that cannot be seen.
-        before: calls of each kind that the module had made before, while it ran this time, as far
-            as :meth:`name` was asked for them.
+        number: the call's number among those of its module while it ran this time, from 0.
+        names: names that layers have so far, by module, number and kind.
         is_part: True if a call that the module made before had the very same values: the queries
             come in slices.
     """
@@ -59,26 +58,31 @@ class SeenCall:
     module: str
     made_by: str
     call: AttentionCall | None
-    before: Counter[str | None]
+    number: int
+    names: dict[tuple[str, int, str | None], str]
     is_part: bool = False
 
     def name(self, kind: str | None) -> str:
         """Return the name of the layer, once it is known of what kind the call is: the module's
-        path, and the call's number among its calls of that kind if it is not the first."""
-        path = self.module or "model"
-        number = self.before[kind]
-        self.before[kind] += 1
-        return f"{path}[{number}]" if number else path
+        path for its first call, ``path:number:kind`` for its others. A first call of another kind
+        in a later pass is one of these too."""
+        layer = self.module, self.number, kind
+        if layer not in self.names:
+            name = self.module or "model"
+            if self.number or name in self.names.values():
+                name = ":".join(filter(None, (name, str(self.number), kind)))
+            self.names[layer] = name
+        return self.names[layer]
 
 
 @dataclass(eq=False)
 class _Running:
-    """A module that runs, the attention calls it made, and softmaxes that no product used, its own
-    and its parts' (``nn.Softmax``), each with the path of the module that made it."""
+    """A module that runs, how many attention calls it made, and softmaxes that no product used, its
+    own and its parts' (``nn.Softmax``), each with the path of the module that made it."""
 
     path: str
     module: nn.Module
-    calls: Counter[str | None] = field(default_factory=Counter)
+    calls: int = 0
     softmaxes: list[tuple[Shape, str]] = field(default_factory=list)
     queries: dict[Shape, Tensor] = field(default_factory=dict)  # first factors of scores
     values: list[weakref.ref[Tensor]] = field(default_factory=list)
@@ -138,6 +142,7 @@ class ModuleCalls(SdpaWatch):
         self.only: set[str] | None = None
         self.ran: set[str] = set()
         self.around: dict[str, set[str]] = {}
+        self._names: dict[tuple[str, int, str | None], str] = {}
         self._see = see
         self._looks = looks
         self._is_followed = is_followed
@@ -174,7 +179,9 @@ class ModuleCalls(SdpaWatch):
         self._switch()
 
     def wants_logsumexp(self, call: AttentionCall) -> bool:
-        return call.query.device.type != "cpu" or call.query.numel() >= LARGE
+        # With it, the text's share of joint attention needs the scores of the text's keys alone.
+        # Cross-attention needs them all.
+        return not self._is_blind and call.key.shape[-2] >= call.query.shape[-2]
 
     def attend(self, attend: Any, by: Any, *args: Any, **kwargs: Any) -> Tensor:
         if self._is_blind:
@@ -229,16 +236,19 @@ class ModuleCalls(SdpaWatch):
     def _made(self, made_by: str, call: AttentionCall | None, output: Tensor) -> Tensor:
         running = self._running[-1]
         self._note_around(running.path)
+        number = running.calls
+        running.calls += 1
         is_part = call is not None and running.had(call.value)
         with torch._C.DisableTorchFunction():  # what looks makes softmaxes of its own
-            seen = SeenCall(running.path, made_by, call, before=running.calls, is_part=is_part)
-            self._see(seen)
+            self._see(SeenCall(running.path, made_by, call, number, self._names, is_part))
         return torch.zeros_like(output) if self._is_blind else output
 
     def _note_around(self, path: str) -> None:
         self.around.setdefault(path, set()).update(one.path for one in self._running)
 
     def _begin(self, path: str, module: nn.Module, *_: object) -> None:
+        if torch.compiler.is_dynamo_compiling():
+            torch.compiler.disable(_refuse_graph)(path)
         is_followed = self.only is None or path in self.only
         if is_followed and self._looks():
             if not path:
@@ -295,6 +305,14 @@ class ModuleCalls(SdpaWatch):
                 continue
             if agrees(merge_heads(output.unflatten(0, (images, -1))), arrived):
                 self.several.add(name)
+
+
+def _refuse_graph(path: str) -> None:
+    raise RunError(
+        f"torch.compile compiles a function around the watched {path or 'model'}, whose attention "
+        "calls are not seen in its graph. Call the plain function, or compile the model itself, "
+        "which runs eagerly while it is watched."
+    )
 
 
 def _shape(scores: Tensor, dim: int = -1) -> Shape:

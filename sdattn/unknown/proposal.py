@@ -27,7 +27,7 @@ class InspectedCall:
     """One attention call of a model.
 
     Attributes:
-        name: path of the innermost module that ran, with the call's number if it made several.
+        name: path of the innermost module that ran; ``path:number:kind`` from its second call on.
         made_by: ``"scaled_dot_product_attention"``, ``"multi_head_attention_forward"`` or
             ``"softmax and product"``.
         rows: rows of its batch for one of the model's: the frames of a video, where each is a row.
@@ -120,12 +120,12 @@ def propose(
 
 
 def folded(name: str) -> str:
-    """Return the path of a module as a pattern for all blocks alike.
+    """Return the name of a layer as a pattern for all blocks alike.
 
-    >>> folded("transformer_blocks.12.attn1")
-    'transformer_blocks.*.attn1'
+    >>> folded("transformer_blocks.12:1:cross")
+    'transformer_blocks.*:1:cross'
     """
-    return re.sub(r"(?<=\.)\d+(?=\.|$)|^\d+(?=\.|$)", "*", name)
+    return re.sub(r"(?<![^.])\d+(?=[.:]|$)", "*", name)
 
 
 def _text(

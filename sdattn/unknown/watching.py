@@ -81,7 +81,8 @@ def _checked_family(model: Any, keep: Keep) -> ToldFamily:
             f"text= and grid= tell of a model, and this is a {type(inner).__name__}. Pass the "
             "torch module that is called once a step."
         )
-    if family := listed(type(inner)):
+    family = listed(type(inner))
+    if family and not (family.joined and family.order_of(inner) is None):  # it reads this model
         raise OptionError(
             "text",
             keep.text,
@@ -111,7 +112,8 @@ class UnknownWatch(Subscriber):
     hooks: Installation = field(default_factory=Installation)  # on modules
     modules: dict[str, nn.Module] = field(default_factory=dict)  # with a call that is kept
     places: dict[tuple[str, int, int], Placed | None] = field(default_factory=dict)
-    others: dict[str, bool] = field(default_factory=dict)  # calls that are not watched, and
+    found: dict[str, AttentionLayer] = field(default_factory=dict)  # chosen or not
+    others: dict[str, bool] = field(default_factory=dict)  # calls that fit neither fact, and
     # whether their keys are as many as the text's tokens
     settled: set[str] = field(default_factory=set)  # layers whose rows are known
     is_known: bool = False  # a pass has ended
@@ -136,6 +138,7 @@ class UnknownWatch(Subscriber):
             ending.callback(self.calls.close)
             ending.callback(self.hooks.remove)
             ending.callback(self.modules.clear)
+            ending.callback(self.found.clear)
 
     def _follow_found_modules(self) -> None:
         """Follow only modules that made an attention call that is kept, or another one inside of
@@ -212,23 +215,24 @@ class UnknownWatch(Subscriber):
         running = self.running
         if running is None or running.latent_size is None:
             return
+        path = seen.module or "model"
         if seen.call is None:
-            self.others[f"{seen.module} (with keys of its own, or nested tensors)"] = False
+            self.others[f"{path} (with keys of its own, or nested tensors)"] = False
             return
         has_text = seen.call.shape[-1] == running.n_text != seen.call.shape[-2] > 1
         call = by_head(seen.call, running.batch, running.latent_size)
         if isinstance(call, str):
-            self.others[f"{seen.module} ({call})"] = has_text
+            self.others[f"{path} ({call})"] = has_text
             return
         batch, heads, queries, keys = call.shape
         frames = batch // running.batch
         place = self._place(seen.module, frames * queries, keys, running)
         if place is None:
-            self.others[f"{seen.module} ({queries} queries, {keys} keys)"] = has_text
-        elif (layer_sum := self._sum_of(seen, place, heads)) is not None:
+            self.others[f"{path} ({queries} queries, {keys} keys)"] = has_text
+        elif (layer_sum := self._sum_of(seen, place, heads, running)) is not None:
             if seen.is_part and place.level:
                 raise RunError(
-                    f"{seen.module} attends to the same keys several times, in slices of its "
+                    f"{path} attends to the same keys several times, in slices of its "
                     "queries, so how they make its grid is not known. Turn slicing off, or leave "
                     "this layer out (layers=…)."
                 )
@@ -254,18 +258,19 @@ class UnknownWatch(Subscriber):
     def check(self) -> None:
         """Raise for what the run did not show to be right; this may wait for the device."""
         self._check_unlike()
-        if self.store.passes and not self.store.layers:
+        found = list(self.found.values())
+        _, kinds = self.selection
+        if self.store.passes and not any(layer.kind in kinds for layer in found):
+            of_other_kinds = [f"{layer.name} ({layer.kind})" for layer in found]
             unused = [f"{name} (a softmax without a product)" for name in self.calls.unused]
-            seen = "; ".join([*self.others, *unused]) or "none at all"
-            layers, _ = self.selection
-            where = "" if layers is None else f" in layers={layers!r}"
+            seen = "; ".join([*self.others, *unused, *of_other_kinds]) or "none at all"
             raise CaptureError(
-                f"No attention call of the {type(self.model).__name__} fits text="
-                f"{_named(self.family.text)} and a grid of {self.store.latent_size}{where}. "
-                f"Seen were: {seen}. sdattn.inspect_attention(model, ...) says what fits."
+                f"No {' or '.join(kinds)} attention of the {type(self.model).__name__} fits text="
+                f"{_named(self.family.text)} and a grid of {self.store.latent_size}. Seen were: "
+                f"{seen}. sdattn.inspect_attention(model, ...) says what fits."
             )
         if self.store.passes:  # each choice fits some layer, so that a misspelt one is noticed
-            select_layers(self.store.layers, *self.selection, self.store.latent_size)
+            select_layers(found, *self.selection, self.store.latent_size)
         if self.calls.unused:
             names = ", ".join(self.calls.unused)
             warn(
@@ -292,23 +297,18 @@ class UnknownWatch(Subscriber):
             )
         return self.places[key]
 
-    def _sum_of(self, seen: SeenCall, place: Placed, heads: int) -> Sum | None:
+    def _sum_of(self, seen: SeenCall, place: Placed, heads: int, running: Pass) -> Sum | None:
         """Return the layer's maps, new ones if it runs for the first time; None if it was not asked
         for."""
         name = seen.name(place.kind)
-        layer_sum = self.store.sums.get(name)
-        if layer_sum is None:
+        if name not in self.found:
             module = self.model.get_submodule(seen.module)
             layer = AttentionLayer(name, "block", place.kind, place.level, heads, module)
+            self.found[name] = layer
             layers, kinds = self.selection
-            running = self.running
-            if running is None or layer.kind not in kinds:
-                return None
-            if not fits_any(layer, layers, running.latent_size):
-                return None
-            layer_sum = self.store.add_layer(layer)
-            layer_sum.running = running
-        return layer_sum
+            if layer.kind in kinds and fits_any(layer, layers, running.latent_size):
+                self.store.add_layer(layer).running = running
+        return self.store.sums.get(name)
 
 
 def _named(text: Any) -> str:

@@ -5,6 +5,7 @@ which hooks of its own record.
 """
 
 import copy
+import io
 import json
 
 import numpy as np
@@ -322,18 +323,45 @@ def test_the_last_call_alone_keeps_its_graph(tiny_unet):
     assert latents[1].grad.abs().sum() > 0
 
 
-def test_a_watched_model_can_be_copied(tiny_unet):
-    """The copy's layers hold copies of what they held before; the run goes on."""
+def saved(model):
+    file = io.BytesIO()
+    torch.save(model, file)
+    return torch.load(io.BytesIO(file.getvalue()), weights_only=False)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("twin_of", [copy.deepcopy, saved])
+def test_a_watched_model_can_be_copied_and_saved(tiny_unet, twin_of):
+    """The copy's layers hold copies of what they held before, and its only hooks are the user's;
+    the run goes on."""
     inputs = torch.randn(1, 4, 16, 16), 10, torch.randn(1, 77, 32)
     before = tiny_unet.attn_processors
-    with torch.no_grad(), capture(tiny_unet) as store:
-        held = copy.deepcopy(tiny_unet).attn_processors
+    tiny_unet.mid_block.register_forward_hook(print_nothing)
+    plain = tiny_unet(*inputs).sample
+    with capture(tiny_unet) as store:
         tiny_unet(*inputs)
-    assert len(store.passes) == 1
+        twin = twin_of(tiny_unet)
+        part = twin_of(tiny_unet.mid_block.attentions)
+        assert torch.equal(twin(*inputs).sample, plain)
+        tiny_unet(*inputs)
+    assert len(store.passes) == 2
+    assert not any(hooks_of(part)) and list(hooks_of(twin)) == [print_nothing]
+    held = twin.attn_processors
     assert {name: type(one) for name, one in held.items()} == {
         name: type(one) for name, one in before.items()
     }
     assert not any(held[name] is before[name] for name in held)
+    for model in (tiny_unet, twin):
+        assert not any("__reduce_ex__" in vars(module) for module in model.modules())
+
+
+def print_nothing(*_):
+    """A hook of the user's."""
+
+
+def hooks_of(model):
+    for module in model.modules():
+        yield from (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
 
 
 def test_what_is_known_of_the_model_is_looked_up_when_capture_begins(monkeypatch):

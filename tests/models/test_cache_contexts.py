@@ -1,6 +1,7 @@
 """The branch of a call by the name that the pipeline gives it, and by the tables without it."""
 
 import copy
+import pickle
 from threading import Thread
 
 import diffusers
@@ -161,6 +162,8 @@ def test_the_models_method_comes_back(own):
     assert ("cache_context" in vars(copied)) and copied.cache_context.__self__ is (
         model if own else copied
     )
+    saved = pickle.loads(pickle.dumps(model))
+    assert saved.cache_context.__self__ is saved
     first.close()
     first.close()
     with model.cache_context("cond"):

@@ -376,5 +376,11 @@ def test_a_subclass_is_known_as_long_as_it_leaves_forward_alone():
     with pytest.raises(TypeError, match="test_family.*forward"):
         first_map(model, given)
     model.__class__ = type("FluxTransformer2DModel", (Other,), {"__module__": "elsewhere"})
-    with pytest.raises(TypeError, match="FluxTransformer2DModel.*forward"):
+    with pytest.raises(
+        TypeError, match=r"FluxTransformer2DModel.*forward(.|\n)*text=\.\.\., grid="
+    ):
         first_map(model, given)
+    size = tuple(given["img_ids"].amax(0)[1:].int().add(1).tolist())
+    with sdattn.capture(model, text=slice(0, expected.shape[-1]), grid=size) as store:
+        model(**given)
+    assert (next(iter(store.maps.values())) - expected).abs().max() < 1e-6

@@ -1,7 +1,9 @@
 """Habits of foreign code that a capture of a model of no known family meets: what is shown is what
 was used, or it is refused by name."""
 
+import copy
 from contextlib import ExitStack
+from pickle import dumps, loads
 from threading import Thread, get_ident
 
 import pytest
@@ -165,6 +167,73 @@ def test_a_layer_that_is_in_no_map_is_told():
     assert list(store.maps) == ["blocks.0"]
 
 
+@pytest.mark.parametrize("name", ["UNet2DConditionModel", "FluxTransformer2DModel"])
+def test_a_foreign_class_with_a_name_of_diffusers_is_watched_by_two_facts(name):
+    model, call = made(Attention(), kind=type(name, (Model,), {})), (image(3), text(3))
+    store = captured(model, *call, **sdattn.inspect_attention(model, *call).proposal.options)
+    assert_shown(store, "blocks.0", softmax64(*model.blocks[0].seen[0]))
+    said = rf"a {name}, which is of no family (.|\n)*text=\.\.\., grid=(.|\n)*classes of diffusers"
+    with pytest.raises(TypeError, match=said):
+        sdattn.capture(model).__enter__()
+    with pytest.raises(ValueError, match="is of the family FLUX"):
+        sdattn.capture(flux().transformer, **TOLD).__enter__()
+
+
+class Twice(Attention):
+    """A block that attends to the image and then to the text, in its own ``forward``."""
+
+    skips = False
+
+    def forward(self, x, context):
+        if not self.skips:
+            q = by_heads(self.q(x))
+            x = x + sdpa(q, q, by_heads(self.v(x))).transpose(1, 2).flatten(2)
+        return super().forward(x, context)
+
+
+@pytest.mark.parametrize("length", [T, ROWS * COLS])
+@pytest.mark.parametrize("batch", [1, 3])
+def test_each_call_of_a_module_has_a_name_to_choose_it_by(batch, length):
+    model, call = made(Twice(), Twice()), (image(batch), text(batch, length))
+    table = sdattn.inspect_attention(model, *call)
+    names = [call.name for call in table]
+    assert names == ["blocks.0", "blocks.0:1:cross", "blocks.1", "blocks.1:1:cross"]
+    chosen = [{"layers": name} for name in (names[1], ["*:1:cross"])] + [table.proposal.options]
+    if length == T:  # more cells than tokens, so that self-attention is no cross-attention
+        chosen += [{}, {"kinds": ("self", "cross")}]
+    for options in chosen:
+        store = captured(model, *call, **options)
+        assert_shown(store, names[1], softmax64(*model.blocks[0].seen[0]))
+        if "kinds" in options:
+            assert list(store.maps) == names
+
+
+@pytest.mark.filterwarnings("ignore::sdattn.follow.passes.CaptureWarning")
+@torch.no_grad()
+def test_a_call_that_is_left_out_in_a_later_pass_mixes_no_layers():
+    model = made(Twice())
+    with sdattn.capture(model, **TOLD, kinds=("self", "cross")) as store:
+        for model.blocks[0].skips in (False, True):
+            model(image(3), text(3))
+    shown = {name: maps.shape[-1] for name, maps in store.maps.items()}
+    assert shown == {"blocks.0": 24, "blocks.0:1:cross": T, "blocks.0:0:cross": T}
+    assert_shown(store, "blocks.0:0:cross", softmax64(*model.blocks[0].seen[1]))
+
+
+@pytest.mark.parametrize("twin_of", [copy.deepcopy, copy.copy, lambda m: loads(dumps(m))])
+@torch.no_grad()
+def test_a_copy_that_is_made_inside_is_not_watched(twin_of):
+    model = made(Attention(folded))
+    with sdattn.capture(model, **TOLD) as store:
+        twin = twin_of(model)
+        model(image(3), text(3))
+        twin(image(3, seed=5), text(3, seed=6))
+    assert len(store.passes) == 1
+    assert_shown(store, "blocks.0", softmax64(*model.blocks[0].seen[0]))
+    for part in twin.modules() if twin_of is not copy.copy else [twin]:
+        assert not (part._forward_hooks or part._forward_pre_hooks or "__reduce_ex__" in vars(part))
+
+
 class TimeFirst(Model):
     """The image tells the rows, and no timestep that they share."""
 
@@ -326,11 +395,10 @@ def test_an_interrupt_inside_leaves_the_next_call_whole():
 
 
 @torch.no_grad()
-def test_a_capture_around_another_is_no_kernel(monkeypatch):
-    monkeypatch.setattr("sdattn.unknown.module_calls.LARGE", 0)  # a logsumexp is asked for
+def test_a_capture_around_another_is_no_kernel():
     model = made(Attention())
     with sdattn.capture(model, **TOLD) as outer, sdattn.capture(model, **TOLD) as inner:
-        model(image(2), text(2))
+        model(image(2), text(2, 30))  # more keys than queries, so a logsumexp is asked for
     assert outer.kernels == inner.kernels == {}
     for store in (outer, inner):
         assert_shown(store, "blocks.0", softmax64(*model.blocks[0].seen[0]))

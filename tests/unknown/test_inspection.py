@@ -198,6 +198,18 @@ def test_what_is_not_known_is_said():
         sdattn.inspect_attention(foreign(Decoder).to("meta"), image(), text())
     with pytest.raises(TypeError, match="is called once a step"):
         sdattn.inspect_attention("unet", image(), text())
+    with pytest.raises(ValueError, match=r"text=slice\(0, 7.*the name of its argument; its place"):
+        sdattn.inspect_attention(foreign(Decoder), image(), text(), text=slice(0, T))
+
+
+def test_a_model_that_is_watched_is_not_inspected():
+    model, call = foreign(Decoder), (image(), text())
+    with torch.no_grad(), sdattn.capture(model, text="memory", grid=(4, 6)) as store:
+        model(*call)
+        with pytest.raises(sdattn.CaptureError, match="Decoder that is watched .* before"):
+            sdattn.inspect_attention(model, *call)
+    assert len(store.passes) == 1
+    assert sdattn.inspect_attention(model, *call, text="memory").proposal.grid == (4, 6)
 
 
 def test_a_long_text_is_told_by_more_than_one_number():

@@ -16,6 +16,7 @@ from torch import nn
 
 import sdattn
 from sdattn.errors import CaptureError
+from sdattn.look import sdpa
 
 ROWS, COLS, T = 4, 6, 7
 
@@ -103,6 +104,21 @@ def test_foreign_code_is_bit_equal_and_shown_as_it_was(name, batch, cast):
         assert (found - expected).abs().max() < 1e-5
 
 
+@pytest.mark.parametrize(("name", "asked"), [("BFL", 2), ("fewer queries", 1), ("video", 1)])
+def test_a_logsumexp_is_asked_for_where_text_and_image_are_keys(name, asked, monkeypatch):
+    """It makes the share of some keys cheap; cross-attention shows all of them, so it costs there.
+    A dry run computes none, and calls the model three times."""
+    kind, make_call, told, *_ = CASES[name]
+    model, call, calls = made(kind), make_call(1), []
+    kernel = sdpa.attend_with_logsumexp
+    monkeypatch.setattr(sdpa, "attend_with_logsumexp", lambda *g: calls.append(g) or kernel(*g))
+    captured(model, call, grid=grid_of(name), **told)
+    assert len(calls) == asked
+    model.register_forward_pre_hook(lambda *_: calls.append("dry run"))
+    sdattn.inspect_attention(model, *call)
+    assert calls[asked:] == ["dry run"] * 3
+
+
 def test_maps_have_the_grid_of_each_layer():
     model = made(CompVisUNet)
     with sdattn.capture(model, text="context", grid=(ROWS, COLS)) as store:
@@ -115,8 +131,8 @@ def test_maps_have_the_grid_of_each_layer():
     }
 
 
-def captured(model, call, layers=None, **options):
-    with torch.no_grad(), sdattn.capture(model, layers=layers, **options) as store:
+def captured(model, call, watched=None, layers=None, **options):
+    with torch.no_grad(), sdattn.capture(watched or model, layers=layers, **options) as store:
         model(*call)
     return store
 
@@ -130,10 +146,10 @@ def test_layers_are_chosen_by_a_pattern_of_their_paths():
         (ROWS, COLS, ROWS * COLS),
         (ROWS // 2, COLS // 2, ROWS * COLS // 4),
     }
-    with pytest.raises(ValueError, match=r"fits 'attn3'. The model has:\n  attn2.up"):
-        captured(made(CompVisUNet), unet_call(1), layers=["*.up", "attn3"], **told)
-    with pytest.raises(CaptureError, match=r"attn2\.up \(24 queries|none at all"):
-        captured(made(CompVisUNet), unet_call(1), layers="up_blocks", **told)
+    for misspelt in (["*.up", "attn3"], "attn3"):
+        every = r"\n  attn2\.down \(block, cross 4x6\)\n  attn2\.mid .*\n  attn2\.up "
+        with pytest.raises(ValueError, match=rf"fits 'attn3'. The model has:{every}"):
+            captured(made(CompVisUNet), unet_call(1), layers=misspelt, **told)
 
 
 def test_guidance_in_the_batch_is_told_as_for_any_loop():
@@ -184,8 +200,8 @@ def test_padding_is_in_the_mask_of_torchs_own_attention():
         ({"text": slice(None), "grid": (ROWS, COLS)}, "a length of its own"),
         ({"text": 77, "grid": (ROWS, COLS)}, "a slice of the keys, a tensor"),
         ({"text": "context", "grid": 64}, r"\(rows, cols\)"),
-        ({"text": "context", "grid": (5, 5)}, "No attention call of the CompVisUNet fits"),
-        ({"text": "context", "grid": (ROWS, COLS), "layers": "*.no"}, "in layers='[*].no'. Seen"),
+        ({"text": "context", "grid": (5, 5)}, r"No cross or .* attn2.up \(24 q"),
+        ({"text": slice(0, 5), "grid": (ROWS, COLS)}, r"attn2.up \(24 q.* attn1.down \(self\)"),
         ({"text": "context", "grid": (ROWS, COLS), "refine": "self"}, "known family"),
         ({"text": "context", "grid": (ROWS, COLS), "max_bytes": 9}, "max_bytes"),
         ({"text": "context"}, "grid"),
@@ -208,6 +224,28 @@ def test_as_many_tokens_as_cells_are_refused_unless_layers_are_named():
     store = captured(model, call, layers="cross_attn", **told)
     expected = softmax64(*model.seen["cross_attn"][-1])
     assert (store.maps["cross_attn"].flatten(1, 3) - expected).abs().max() < 1e-5
+
+
+@torch.no_grad()
+def test_a_function_compiled_around_the_model_is_named():
+    model, call = FewerQueries().eval(), image_call(2)
+    model.attn.seen = NoList()  # a list that grows would have each call compiled anew
+    told = {"text": slice(0, T), "grid": (ROWS, COLS), "layers": "attn"}
+    plain = model(*call)
+    step = torch.compile(lambda *given: model(*given), backend="eager")
+    with pytest.raises(RuntimeError, match="compiles a function around .* plain function"):
+        captured(step, call, model, **told)
+    torch._dynamo.reset()
+    assert torch.equal(step(*call), plain)
+    with pytest.raises(
+        CaptureError, match="never called inside .* torch.compile .* plain function"
+    ):
+        captured(step, call, model, **told)
+
+
+class NoList:
+    def append(self, _pair):
+        """Keep nothing."""
 
 
 def test_a_model_that_raises_is_left_as_it_was():

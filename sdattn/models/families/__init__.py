@@ -120,6 +120,7 @@ def family_of(model: object, asked: str = "") -> Family:
             f"Written down they are a family, see {PAGE}; `python -m scripts.new_family MODEL`, in "
             "a checkout of sdattn, drafts it. "
             f"{f'The closest family by name is {alike.title}. ' if alike else ''}"
+            "A name in parentheses stands for classes of diffusers, and subclasses of them. "
             f"Known are: {'; '.join(family.title for family in _registered)}."
         )
     return found
