@@ -56,8 +56,9 @@ def _is_image(value: object) -> bool:
 
 
 def _is_image_of_ids(value: object) -> bool:
-    is_tensor = isinstance(value, Tensor) and value.ndim > 1 and value.shape[-1] > 1
-    return is_tensor and not (value.is_floating_point() or value.is_complex())
+    if not isinstance(value, Tensor) or value.is_floating_point() or value.is_complex():
+        return False
+    return value.ndim > 1 and value.shape[-1] > 1
 
 
 def batch_of(given: Mapping[str, Any], text: object) -> int:

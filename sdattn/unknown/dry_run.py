@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from ..attention.calls import AttentionCall
 from ..attention.modes import no_autocast
 from ..follow.installer import Installation
+from ..look.sdpa import Unlike
 from .module_calls import ModuleCalls, SeenCall
 
 SEED = 735_299  # one that nobody draws a text from: a norm hides a text that is only longer
@@ -108,8 +109,11 @@ class Tokens:
 
 
 @torch.no_grad()
-def tokens_seen(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Tokens]:
-    """Call a model, and return its attention calls, whose outputs no token has a part in."""
+def tokens_seen(
+    model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> tuple[list[Tokens], list[Unlike]]:
+    """Call a model, and return its attention calls, whose outputs no token has a part in, and what
+    a replacement of torch's attention would have made of them."""
     seen: list[Tokens] = []
     calls = ModuleCalls(lambda call: seen.append(_tokens(call)), is_blind=True)
     device = next(model.parameters(), torch.empty(0)).device
@@ -125,7 +129,7 @@ def tokens_seen(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]
             for name, value in model.named_buffers():  # running means, counters
                 if name in buffers:
                     value.copy_(buffers[name])
-    return seen
+    return seen, calls.unlike
 
 
 def _tokens(seen: SeenCall) -> Tokens:
@@ -136,10 +140,10 @@ def _tokens(seen: SeenCall) -> Tokens:
     seen.call = without_values(call)
     if call.probs is not None:
         shape = tuple(call.probs.shape)
-        axis = -2 if call.value.shape[-2] == shape[-1] else 1
-        tokens = Tokens(seen, shape, keys=_number_each(call.value, axis))
-        if call.query is not None and call.query.shape[-2] == shape[-2]:
-            return replace(tokens, queries=_number_each(call.query))
+        tokens = Tokens(seen, shape, keys=_number_each(call.value, _axis(call.value, shape[-1])))
+        if call.query is not None and shape[-2] in call.query.shape[1:]:
+            axis = _axis(call.query, shape[-2])
+            return replace(tokens, queries=_number_each(call.query, axis))
         return tokens
     return Tokens(
         seen,
@@ -148,6 +152,12 @@ def _tokens(seen: SeenCall) -> Tokens:
         queries=_number_each(call.query),
         keys=_number_each(call.key),
     )
+
+
+def _axis(part: Tensor, length: int) -> int:
+    """Return the axis of so many tokens: of ``[..., N, d]``, ``[B, N, heads, d]`` or ``[B, d,
+    N]``."""
+    return next((axis for axis in (-2, 1, -1) if part.shape[axis] == length), -2)
 
 
 def without_values(call: AttentionCall) -> AttentionCall:

@@ -128,23 +128,23 @@ def inspect_attention(
     arguments = arguments_by_name(inner, args, kwargs)
     name = _text_name(inner, arguments, text)
     value = arguments.get(name or "")
-    first = tokens_seen(inner, args, kwargs)
+    first, unlike = tokens_seen(inner, args, kwargs)
     second: Sequence[Tokens] = ()
     changed = None
     if name is not None:
         other = another_text(value)
         changed = changed_tokens(value, other)
-        second = tokens_seen(inner, *with_other(args, kwargs, value, other))
+        second, _ = tokens_seen(inner, *with_other(args, kwargs, value, other))
     third: Sequence[Tokens] = ()
     if images := images_in(arguments, value):
         call: tuple[Any, Any] = args, kwargs
         for image in images:
             call = with_other(*call, image, another_image(image))
-        third = tokens_seen(inner, *call)
+        third, _ = tokens_seen(inner, *call)
     batch = batch_of(arguments, value)
     calls = tuple(_classified(first, second, third, batch, changed))
     seen = [tokens.seen for tokens in first]
-    rehearse = partial(rehearsed, inner, args, kwargs, seen)
+    rehearse = partial(rehearsed, inner, args, kwargs, seen, unlike)
     proposal = propose(calls, arguments, name, text is not None, rehearse)
     if proposal.grid is not None:
         calls = tuple(_temporal(call, proposal.grid) for call in calls)

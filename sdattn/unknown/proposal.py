@@ -6,7 +6,7 @@ import math
 import re
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import Any
@@ -19,7 +19,7 @@ from ..follow.passes import CaptureWarning
 from ..models.denoiser_call import Size
 from ..models.layers import AttentionLayer, Kind, fits_any
 from .arguments import grids_in
-from .told import LEVELS, Placed
+from .told import LEVELS, Placed, slice_length
 
 Rehearse = Callable[[Mapping[str, Any]], Sequence[Placed | None]]
 
@@ -142,14 +142,14 @@ def propose(
     layers = tuple(dict.fromkeys(_pattern(call.name, others) for call in chosen))
     images = [_piece(call.image, call.queries) for call in chosen if call.queries > call.width]
     wanted = [(call.image, call.text) if call in chosen else None for call in calls]
-    refused = ""
+    refused = []
     for named, image in product((None, layers), (None, *images[:1])):
         tried = Proposal(text, grid or (1, cells), named, (), image)
         said, found = _rehearsed(rehearse, tried)
         if found == wanted:
             return Proposal(text, grid, named, (*unsure, *said), image)
-        refused = " ".join(said) if found is None else f"it shows other layers or cells by {tried}"
-    return Proposal(text, grid, layers, tuple(unsure), refused=refused)
+        refused.append(" ".join(said) if found is None else "it shows other layers or cells")
+    return Proposal(text, grid, layers, tuple(unsure), refused=refused[0])
 
 
 def _rehearsed(rehearse: Rehearse, tried: Proposal) -> tuple[list[str], list[Any] | None]:
@@ -204,17 +204,16 @@ def _text(
     if len(places) > 1:
         unsure.append(f"the text is at {len(places)} places, and this is the one of most layers")
     text = max(pieces, key=pieces.count)
-    found = next(call.text for call, one in zip(calls, pieces, strict=True) if one == text)
-    if length is not None and found.stop - found.start != length:
-        unsure.append(
-            f"{name} has {length} tokens, and {found.stop - found.start} keys change with it: some "
-            "may be registers"
-        )
+    found = slice_length(text)
+    if length is not None and found != length:
+        more = "some may be registers" if found > length else "the others are not shown"
+        unsure.append(f"{name} has {length} tokens, and {found} keys change with it: {more}")
     return text
 
 
-def _piece(piece: slice, length: int) -> slice:
+def _piece(piece: slice | None, length: int) -> slice:
     """Return a slice, from the end of so many tokens if it comes last."""
+    assert piece is not None
     if piece.stop == length and piece.start > 0:
         return slice(piece.start - piece.stop, None)
     return piece

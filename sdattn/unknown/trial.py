@@ -10,6 +10,7 @@ from typing import Any
 
 from ..keep.keep import Keep
 from ..keep.map_store import CapturedMaps
+from ..look.sdpa import Unlike
 from .module_calls import ModuleCalls, SeenCall
 from .told import Placed
 from .watching import new_watch
@@ -20,10 +21,12 @@ def rehearsed(
     args: tuple[object, ...],
     kwargs: Mapping[str, Any],
     calls: Sequence[SeenCall],
+    unlike: Sequence[Unlike],
     options: Mapping[str, Any],
 ) -> list[Placed | None]:
     """Return the place of each call in a capture with some ``options``; None for one in no map.
-    Nothing is computed: the ``calls`` have no values.
+    Nothing is computed: the ``calls`` have no values. How far the outputs of a replacement of
+    torch's attention are ``unlike`` torch's own is judged as in a capture.
 
     Raises:
         ValueError, RuntimeError: whatever the capture would raise.
@@ -40,6 +43,7 @@ def rehearsed(
             settled = set(watch.calls.doubtful)
             found.append(watch.see(replace(one, before=numbers[id(one.before)])))
             _settle(watch.calls, settled, one.arrived)
+        watch.calls.unlike.extend(unlike)
         watch.end_pass(begun)
         watch.check()
         store.check()
