@@ -1,4 +1,4 @@
-"""What the arguments of a call tell of its image: which they are, its batch, and its grid."""
+"""The image among the arguments of a call: which they are, its batch, and its grid."""
 
 from __future__ import annotations
 
@@ -101,6 +101,13 @@ def _grids_of_ids(ids: Tensor, cells: int, keys: int, text: slice | None) -> Ite
         sides.pop()
     if len(places) == math.prod(sides) == cells:
         yield tuple(side for side in sides[:-2] if side > 1) + tuple(sides[-2:])
+
+
+def has_sides(value: object) -> bool:
+    """Check for an argument with rows and columns."""
+    if isinstance(value, (list, tuple)) and value and isinstance(value[0], Tensor):
+        value = value[0][None]
+    return isinstance(value, Tensor) and value.ndim in (4, 5)
 
 
 def grids_of_shapes(value: object, cells: int) -> Iterator[Size]:

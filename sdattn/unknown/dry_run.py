@@ -26,7 +26,9 @@ def with_other(args: Sequence[Any], kwargs: Mapping[str, Any], value: Any, other
     def swapped(given: Any) -> Any:
         if isinstance(given, dict):
             return {name: swapped(one) for name, one in given.items()}
-        return other if given is value else given
+        if given is value:
+            return other
+        return type(given)(map(swapped, given)) if type(given) in (list, tuple) else given
 
     changed = {name: swapped(given) for name, given in kwargs.items()}
     return [swapped(given) for given in args], changed
@@ -44,6 +46,19 @@ def another_image(given: Any) -> Any:
     random = torch.Generator().manual_seed(SEED)
     shifts = torch.randint(1, largest + 1, given.shape, generator=random)
     return ((given.long() + shifts.to(given.device)) % (largest + 1)).to(given)
+
+
+def another_corner(given: Any, other: Any) -> Any:
+    """Return an image whose first half of rows and of columns, the last two axes, is the other's;
+    the image itself if it has no such axes."""
+    if isinstance(given, (list, tuple)):
+        return type(given)(map(another_corner, given, other))
+    if given.ndim < (4 if given.is_floating_point() else 3):
+        return given
+    rows, cols = given.shape[-2:]
+    corner = given.clone()
+    corner[..., : rows // 2, : cols // 2] = other[..., : rows // 2, : cols // 2]
+    return corner
 
 
 def another_text(given: Any) -> Any:

@@ -1,6 +1,7 @@
 """`inspect_attention()`: the attention calls of any model, and what to tell :func:`sdattn.capture`.
 
-The model is called as it is, with another text and with another image. Every attention puts out
+The model is called as it is, with another text (and another corner of the image, which tells the
+order of its cells) and with another image. Every attention puts out
 the same numbers each time, so no token learns of another. Then in any layer, however deep, a key
 that differs with another text is one of the text, unless it differs with another image too (the
 text is averaged, and the mean added to every token); and queries that differ with another image are
@@ -29,6 +30,7 @@ from ..models.layers import Kind
 from .arguments import arguments_by_name, batch_of, images_in, is_states
 from .dry_run import (
     Tokens,
+    another_corner,
     another_image,
     another_text,
     changed_tokens,
@@ -128,27 +130,45 @@ def inspect_attention(
     arguments = arguments_by_name(inner, args, kwargs)
     name = _text_name(inner, arguments, text)
     value = arguments.get(name or "")
+    images = images_in(arguments, value)
+    others = [another_image(image) for image in images]
     first, unlike = tokens_seen(inner, args, kwargs)
+    third: Sequence[Tokens] = ()
+    if images:
+        third, _ = tokens_seen(inner, *_with_images(args, kwargs, images, others))
     second: Sequence[Tokens] = ()
     changed = None
+    has_corner = _leaves_some(first, third)
     if name is not None:
         other = another_text(value)
         changed = changed_tokens(value, other)
-        second, _ = tokens_seen(inner, *with_other(args, kwargs, value, other))
-    third: Sequence[Tokens] = ()
-    if images := images_in(arguments, value):
-        call: tuple[Any, Any] = args, kwargs
-        for image in images:
-            call = with_other(*call, image, another_image(image))
-        third, _ = tokens_seen(inner, *call)
+        call: Any = with_other(args, kwargs, value, other)
+        if has_corner:
+            call = _with_images(*call, images, list(map(another_corner, images, others)))
+        second, _ = tokens_seen(inner, *call)
     batch = batch_of(arguments, value)
-    calls = tuple(_classified(first, second, third, batch, changed))
+    calls = tuple(_classified(first, second, third, batch, changed, has_corner))
     seen = [tokens.seen for tokens in first]
     rehearse = partial(rehearsed, inner, args, kwargs, seen, unlike)
     proposal = propose(calls, arguments, name, text is not None, rehearse)
     if proposal.grid is not None:
         calls = tuple(_temporal(call, proposal.grid) for call in calls)
     return AttentionTable(calls, proposal)
+
+
+def _with_images(args: Any, kwargs: Any, images: list[Any], others: list[Any]) -> tuple[Any, Any]:
+    """Return a call's arguments with other images."""
+    call = args, kwargs
+    for image, other in zip(images, others, strict=True):
+        call = with_other(*call, image, other)
+    return call
+
+
+def _leaves_some(first: Sequence[Tokens], third: Sequence[Tokens]) -> bool:
+    """Check whether another image leaves some keys as they are: it does not move the text, so that
+    image and text can change in one run."""
+    keys = (_differing(one, other)[1] for one, other in zip(first, third, strict=False))
+    return any(moved is not None and not all(moved) for moved in keys)
 
 
 def _text_name(
@@ -185,14 +205,15 @@ def _classified(
     third: Sequence[Tokens],
     batch: int,
     changed: list[bool] | None,
+    has_corner: bool,
 ) -> Iterator[InspectedCall]:
     """Compare the calls of each run, in order: as it is, with another text, of which some ids
-    ``changed``, with another image."""
+    ``changed``, and perhaps another corner of the image, with another image."""
     for tokens, of_text, of_image in zip_longest(first, second[: len(first)], third[: len(first)]):
         by_text = _differing(tokens, of_text)
         by_image = _differing(tokens, of_image)
         *leading, queries, keys = tokens.shape or (0, 0)
-        text_queries, text_keys = map(partial(_of_text, changed), by_text, by_image)
+        text_queries, text_keys = map(partial(_of_text, changed, has_corner), by_text, by_image)
         if text_queries is None and text_keys is not None:
             text_queries = text_keys if queries == keys else [False] * queries
         image_queries = by_image[1] if by_image[0] is None and queries == keys else by_image[0]
@@ -218,11 +239,22 @@ def _classified(
             text=text,
             image=_piece(image_queries),
             cells=rows * sum(image_queries),
+            corner=_corner(by_text[0], image_queries) if has_corner else (),
         )
 
 
+def _corner(by_text: list[bool] | None, image: list[bool]) -> tuple[bool, ...]:
+    """Return which of the image's queries differ with another corner of it."""
+    if by_text is None:
+        return ()
+    return tuple(one for one, is_image in zip(by_text, image, strict=True) if is_image)
+
+
 def _of_text(
-    changed: list[bool] | None, by_text: list[bool] | None, by_image: list[bool] | None
+    changed: list[bool] | None,
+    has_corner: bool,
+    by_text: list[bool] | None,
+    by_image: list[bool] | None,
 ) -> list[bool] | None:
     """Return which tokens are the text's, of those that differ with another text, and with another
     image. If some ids of the text ``changed`` alone, the others stand around them."""
@@ -230,7 +262,7 @@ def _of_text(
         found = by_text
     else:
         found = _without(by_text, by_image)
-        if not any(found) and not all(by_text):  # the image's run moved the text too
+        if not (any(found) or all(by_text) or has_corner):  # the image's run moved the text too
             found = by_text
     if found is None or changed is None or True not in found:
         return found

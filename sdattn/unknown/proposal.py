@@ -7,10 +7,11 @@ import re
 import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from ..attention.core import grid_text, level_grids
@@ -18,7 +19,7 @@ from ..errors import InvalidValueError, SdattnError
 from ..follow.passes import CaptureWarning
 from ..models.denoiser_call import Size
 from ..models.layers import AttentionLayer, Kind, fits_any
-from .arguments import grids_in
+from .arguments import grids_in, has_sides
 from .told import LEVELS, Placed, slice_length
 
 Rehearse = Callable[[Mapping[str, Any]], Sequence[Placed | None]]
@@ -40,6 +41,7 @@ class InspectedCall:
         text: where the text is among the keys; None if there is none, or if it is not one piece.
         image: where the image is among the queries, likewise.
         cells: number of the image's queries, in all rows of one image or video.
+        corner: for each of the image's queries, whether the image's first corner changes it.
     """
 
     name: str
@@ -53,6 +55,7 @@ class InspectedCall:
     text: slice | None
     image: slice | None
     cells: int
+    corner: tuple[bool, ...] = ()
 
     @property
     def width(self) -> int:
@@ -122,8 +125,7 @@ def propose(
         unsure.append(f"no argument has a usual name of a text: pass text= ({names})")
     elif not was_marked:
         unsure.append(f"that {name} holds the text is told by its name alone")
-    of_text = [call for call in calls if call.kind in ("cross", "joint")]
-    of_text = [call for call in of_text if call.text and call.image and call.cells > 1]
+    of_text = _seeing_text(calls, unsure)
     if not of_text:
         unsure.append("no attention call was seen whose keys are the text's")
         return Proposal(None, None, None, tuple(unsure))
@@ -138,18 +140,59 @@ def propose(
     chosen = [call for call in of_text if call.cells in at_levels]
     if left_out := [call.name for call in of_text if call not in chosen]:
         unsure.append(f"the queries of {', '.join(left_out)} fit no level of the grid")
-    others = [call.name for call in calls if call not in chosen]
-    layers = tuple(dict.fromkeys(_pattern(call.name, others) for call in chosen))
+    proposal = Proposal(text, grid, _patterns(calls, chosen), tuple(unsure))
+    if grid and any(_runs_down(call, grid) for call in chosen):
+        turned = (*grid[:-2], grid[-1], grid[-2])
+        reason = "the image's queries run down its columns. To read maps as (cols, rows), pass "
+        return replace(proposal, refused=f"{reason}grid=lambda call: {turned}")
+    return _tried(proposal, grid or (1, cells), calls, chosen, rehearse)
+
+
+def _seeing_text(calls: Sequence[InspectedCall], unsure: list[str]) -> list[InspectedCall]:
+    """Return the calls in which the image attends to the text."""
+    found = []
+    for call in calls:
+        if call.kind in ("cross", "joint") and call.cells > 1:
+            if call.text and call.image:
+                found.append(call)
+            else:
+                unsure.append(f"{call.name}: its text, or its image, is not in one piece")
+    return found
+
+
+def _tried(
+    proposal: Proposal,
+    grid: Size,
+    calls: Sequence[InspectedCall],
+    chosen: Sequence[InspectedCall],
+    rehearse: Rehearse,
+) -> Proposal:
+    """Return a proposal with the fewest options by which a capture shows just the ``chosen`` calls;
+    if it does by none, with the reason."""
     images = [_piece(call.image, call.queries) for call in chosen if call.queries > call.width]
-    wanted = [(call.image, call.text) if call in chosen else None for call in calls]
+    expected = [(call.image, call.text) if call in chosen else None for call in calls]
     refused = []
-    for named, image in product((None, layers), (None, *images[:1])):
-        tried = Proposal(text, grid or (1, cells), named, (), image)
-        said, found = _rehearsed(rehearse, tried)
-        if found == wanted:
-            return Proposal(text, grid, named, (*unsure, *said), image)
+    for layers, image in product((None, proposal.layers), (None, *images[:1])):
+        tried = replace(proposal, layers=layers, image=image)
+        said, found = _rehearsed(rehearse, replace(tried, grid=grid))
+        if found == expected:
+            return replace(tried, unsure=(*tried.unsure, *said))
         refused.append(" ".join(said) if found is None else "it shows other layers or cells")
-    return Proposal(text, grid, layers, tuple(unsure), refused=refused[0])
+    return replace(proposal, refused=refused[0])
+
+
+def _runs_down(call: InspectedCall, grid: Size) -> bool:
+    """Check whether the queries that the image's first corner changes are those of a grid that runs
+    down the columns, rather than along the rows."""
+    rows, cols = grid[-2:]
+    if call.cells != math.prod(grid) or not any(call.corner) or all(call.corner):
+        return False
+    corner = torch.tensor(call.corner).reshape(-1, rows * cols)
+    first = torch.zeros(rows, cols, dtype=torch.bool)
+    first[: rows // 2, : cols // 2] = True
+    along, down = first.flatten(), first.T.flatten()
+    missed = [int((corner != one).sum()) for one in (along, down)]
+    return missed[1] < missed[0]
 
 
 def _rehearsed(rehearse: Rehearse, tried: Proposal) -> tuple[list[str], list[Any] | None]:
@@ -174,15 +217,18 @@ def folded(name: str) -> str:
     return re.sub(r"(?<=\.)\d+(?=\.|$)|^\d+(?=\.|$)", "*", name)
 
 
-def _pattern(name: str, others: Sequence[str]) -> str:
-    """Return a path with as many numbers as possible as ``*``, which fits none of the others."""
-    parts = name.split(".")
-    choices = [("*", part) if part.isdigit() else (part,) for part in parts]
-    patterns = sorted(product(*choices), key=lambda one: -one.count("*"))
-    for pattern in map(".".join, patterns):
-        if not any(fits_any(_layer(other), pattern, None) for other in others):
-            return pattern
-    return name
+def _patterns(calls: Sequence[InspectedCall], chosen: Sequence[InspectedCall]) -> tuple[str, ...]:
+    """Return patterns of the chosen calls' paths that fit no other call."""
+    others = [_layer(call.name) for call in calls if call not in chosen]
+    found = []
+    for call in chosen:
+        choices = [("*", part) if part.isdigit() else (part,) for part in call.name.split(".")]
+        patterns = sorted(product(*choices), key=lambda one: -one.count("*"))
+        for pattern in map(".".join, patterns):
+            if not any(fits_any(other, pattern, None) for other in others):
+                break
+        found.append(pattern)
+    return tuple(dict.fromkeys(found))
 
 
 def _layer(name: str) -> AttentionLayer:
@@ -247,7 +293,7 @@ def _grid(call: InspectedCall, arguments: Mapping[str, Any], unsure: list[str]) 
             unsure.append(f"the grid of {cells} cells may also be {others}")
         return grid
     side = math.isqrt(cells)
-    if side * side == cells:
+    if side * side == cells and not any(map(has_sides, arguments.values())):
         unsure.append(f"no argument tells the grid of {cells} cells; they make a square")
         return side, side
     pairs = [(rows, cells // rows) for rows in range(2, side + 1) if cells % rows == 0]

@@ -261,3 +261,47 @@ def test_a_model_of_a_known_family_is_proposed_without_two_facts():
     model = flux().transformer
     proposal = sdattn.inspect_attention(model, **inputs("FLUX.1", model)).proposal
     assert "is of the family FLUX.1. Leave it out." in proposal.refused
+
+
+def test_queries_that_run_down_the_columns_are_refused_with_the_way_out():
+    def forward(self, latents, context):
+        return self.attn(self.proj(tokens_of(latents.mT)), context)
+
+    model, proposal = inspected(forward, image(1), text(1))
+    assert "run down its columns" in proposal.refused
+    assert f"grid=lambda call: {(COLS, ROWS)}" in proposal.refused
+    call = {"latents": image(1), "context": text(1)}
+    store, _ = captured(model, call, text="context", grid=lambda _: (COLS, ROWS))
+    expected = softmax64(*model.attn.last)
+    assert (store.maps["attn"].flatten(1, 2) - expected).abs().max() < 1e-5
+
+
+def test_an_image_with_a_token_after_each_row_is_said_to_be_in_pieces():
+    def forward(self, latents, context):
+        rows = self.proj(latents.movedim(1, -1))
+        ends = self.end.weight.expand(len(rows), ROWS, 1, -1)
+        x = torch.cat([context, torch.cat([rows, ends], 2).flatten(1, 2)], 1)
+        return self.attn(x, x)
+
+    _, proposal = inspected(forward, image(1), text(1), modules={"end": nn.Embedding(1, WIDTH)})
+    assert proposal.grid is None
+    assert "attn: its text, or its image, is not in one piece" in proposal.unsure
+
+
+def test_a_square_is_no_guess_where_the_image_has_other_sides():
+    def forward(self, latents, reference, context):
+        x = torch.cat([tokens_of(latents), tokens_of(reference)], 1)
+        return self.attn(self.proj(x), context)
+
+    square = noise(1, 4, 5, 4), noise(1, 4, 4, 4, seed=3), text(1)
+    _, proposal = inspected(forward, *square)
+    assert proposal.grid is None and "no argument tells the grid of 36 cells" in proposal.unsure[-1]
+
+
+def test_text_and_image_in_one_tuple_are_told_apart():
+    def forward(self, tokens):
+        return self.attn(*2 * [torch.cat(tokens, 1)])
+
+    both = text(2), noise(2, CELLS, WIDTH)
+    _, proposal = inspected(forward, both, text=both[0])
+    assert proposal.text == slice(0, T) and proposal.layers is None
