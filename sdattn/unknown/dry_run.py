@@ -20,7 +20,9 @@ from .module_calls import ModuleCalls, SeenCall
 SEED = 735_299  # one that nobody draws a text from: a norm hides a text that is only longer
 
 
-def with_other(args: Sequence[Any], kwargs: Mapping[str, Any], value: Any, other: Any) -> Any:
+def with_other(
+    args: Sequence[Any], kwargs: Mapping[str, Any], value: Any, other: Any
+) -> tuple[Any, Any]:
     """Return a call's arguments with another value in place of one."""
 
     def swapped(given: Any) -> Any:

@@ -142,9 +142,10 @@ def inspect_attention(
     if name is not None:
         other = another_text(value)
         changed = changed_tokens(value, other)
-        call: Any = with_other(args, kwargs, value, other)
+        call = with_other(args, kwargs, value, other)
         if has_corner:
-            call = _with_images(*call, images, list(map(another_corner, images, others)))
+            corners = list(map(another_corner, images, others))
+            call = _with_images(call[0], call[1], images, corners)
         second, _ = tokens_seen(inner, *call)
     batch = batch_of(arguments, value)
     calls = tuple(_classified(first, second, third, batch, changed, has_corner))
@@ -158,10 +159,9 @@ def inspect_attention(
 
 def _with_images(args: Any, kwargs: Any, images: list[Any], others: list[Any]) -> tuple[Any, Any]:
     """Return a call's arguments with other images."""
-    call = args, kwargs
     for image, other in zip(images, others, strict=True):
-        call = with_other(*call, image, other)
-    return call
+        args, kwargs = with_other(args, kwargs, image, other)
+    return args, kwargs
 
 
 def _leaves_some(first: Sequence[Tokens], third: Sequence[Tokens]) -> bool:

@@ -182,8 +182,8 @@ def _tried(
 
 
 def _runs_down(call: InspectedCall, grid: Size) -> bool:
-    """Check whether the queries that the image's first corner changes are those of a grid that runs
-    down the columns, rather than along the rows."""
+    """Check by the queries that the image's first corner changes whether the grid runs down the
+    columns, rather than along the rows."""
     rows, cols = grid[-2:]
     if call.cells != math.prod(grid) or not any(call.corner) or all(call.corner):
         return False
