@@ -1,9 +1,8 @@
 """`inspect_attention()`: the attention calls of any model, and what to tell :func:`sdattn.capture`.
 
 The model is called as it is, with another text (and another corner of the image, which tells the
-order of its cells) and with another image. Every attention puts out
-the same numbers each time, so no token learns of another. Then in any layer, however deep, a key
-that differs with another text is one of the text, unless it differs with another image too (the
+order of its cells) and with another image. Every attention puts out the same numbers each time, so
+no token learns of another. Then in any layer, however deep, a key that differs with another text is one of the text, unless it differs with another image too (the
 text is averaged, and the mean added to every token); and queries that differ with another image are
 the image's. The others are registers, a time token, or learned queries that pool the text.
 

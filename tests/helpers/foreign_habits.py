@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, einsum, nn
 from torch.nn import functional as F
 
-from .foreign import HEADS, WIDTH, by_heads, tokens_of
+from .foreign import HEADS, WIDTH, KernelAttention, by_heads, tokens_of
 
 ROWS, COLS, T, FRAMES = 4, 6, 7, 3
 CELLS, HEAD = ROWS * COLS, WIDTH // HEADS
@@ -225,12 +225,12 @@ class ChannelsLast(Noting):
     def __init__(self) -> None:
         super().__init__()
         self.proj, self.register = nn.Linear(5, WIDTH), nn.Parameter(torch.randn(1, 1, WIDTH))
-        self.cross = Attention()
+        self.cross = KernelAttention()
 
     def forward(self, x: Tensor, context: Tensor) -> Tensor:
         image = torch.cat([self.register.expand(len(x), -1, -1), self.proj(x.flatten(1, 2))], 1)
         image = image + self.cross(image, context)
-        self.note("cross", self.cross.last, slice(1, None), ALL)
+        self.note("cross", self.cross.seen[-1], slice(1, None), ALL)
         return image
 
 
