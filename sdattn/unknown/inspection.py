@@ -2,9 +2,10 @@
 
 The model is called as it is, with another text (and another corner of the image, which tells the
 order of its cells) and with another image. Every attention puts out the same numbers each time, so
-no token learns of another. Then in any layer, however deep, a key that differs with another text is one of the text, unless it differs with another image too (the
-text is averaged, and the mean added to every token); and queries that differ with another image are
-the image's. The others are registers, a time token, or learned queries that pool the text.
+no token learns of another. Then in any layer, however deep, a key that differs with another text is
+one of the text, unless it differs with another image too (the text is averaged, and the mean added
+to every token); and queries that differ with another image are the image's. The others are
+registers, a time token, or learned queries that pool the text.
 
 What is proposed was tried: :mod:`sdattn.unknown.trial`.
 """
