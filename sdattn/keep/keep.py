@@ -155,7 +155,7 @@ class Keep:
         queries: who attends, and to what; ``keys`` is a part of it.
         step_call: number of the call that counts in each step; None for the only one.
         max_bytes: bytes that the maps may take; None for no limit.
-        text, grid: what is told of a model of no known family.
+        text, grid, image: what is told of a model of no known family.
     """
 
     layers: LayerSelection = None
@@ -181,6 +181,7 @@ class Keep:
     max_bytes: int | None = None
     text: Any = None
     grid: Any = None
+    image: Any = None
 
     @classmethod
     def of(cls, **options: Any) -> Keep:
@@ -232,7 +233,7 @@ class Keep:
     def without_run(self) -> Keep:
         """Return the same for a store, which outlives the model: without what may hold it, or
         tensors of the run."""
-        return replace(self, layers=None, text_states=None, text=None, grid=None)
+        return replace(self, layers=None, text_states=None, text=None, grid=None, image=None)
 
     @cached_property
     def held_dtype(self) -> torch.dtype:

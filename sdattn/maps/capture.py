@@ -149,6 +149,7 @@ def capture(
     max_bytes: int | None = None,
     text: slice | torch.Tensor | str | None = None,
     grid: Grid | None = None,
+    image: slice | None = None,
 ) -> AbstractContextManager[MapStore]:
     """Watch the attention of a model while it runs; its output stays the same, bit for bit.
 
@@ -233,6 +234,9 @@ def capture(
         grid: for such a model: the grid of the image's cells, ``(rows, cols)`` or ``(frames, rows,
             cols)``, in the order of its queries, row by row; a layer may have half of it, and so
             on. Or a function of the call's arguments, ``{name: value}``.
+        image: for such a model: where the image stands among the queries of a layer with others
+            too (a time token, registers), ``slice(8, None)``. Default: the only place beside the
+            text where it has room; if there are several, a ``ValueError`` asks for it.
 
     Returns:
         A context manager that gives a :class:`MapStore`. By default it does not grow with the
@@ -270,13 +274,14 @@ def capture(
         max_bytes=max_bytes,
         text=text,
         grid=grid,
+        image=image,
     )
     return capture_kept(target, keep)
 
 
 def capture_kept(target: Any, keep: Keep) -> AbstractContextManager[MapStore]:
     """Return :func:`capture` for options that were read."""
-    is_told = keep.text is not None or keep.grid is not None
+    is_told = any(one is not None for one in (keep.text, keep.grid, keep.image))
     watching = watch_unknown if is_told else watch_model
     return _EnteredOnce(watching(target, MapStore, keep))
 

@@ -18,7 +18,7 @@ from .presets import Preset, nothing_read
 # Options of capture() that a run does not have: its preset, `ask` and `spots` set them, and its
 # record has steps and heads alone.
 NOT_IN_RUNS = frozenset(
-    {"text_states", "among", "refine", "depth", "space", "queries", "keys", "text", "grid"}
+    {"text_states", "among", "refine", "depth", "space", "queries", "keys", "text", "grid", "image"}
 )
 
 

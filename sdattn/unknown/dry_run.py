@@ -1,50 +1,122 @@
-"""Calls of a model whose attention puts out zeros, and a number for each token that it got."""
+"""Calls of a model whose attention puts out what no token gave it, and a few numbers for each token
+that it got; another text and another image for them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from random import Random
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from ..attention.calls import AttentionCall
 from ..attention.modes import no_autocast
 from ..follow.installer import Installation
+from ..look.sdpa import Unlike
 from .module_calls import ModuleCalls, SeenCall
 
 SEED = 735_299  # one that nobody draws a text from: a norm hides a text that is only longer
 
 
-def with_other(args: Sequence[Any], kwargs: Mapping[str, Any], value: Any) -> tuple[Any, Any]:
-    """Return a call's arguments with another tensor in place of one, or of each in a list."""
+def with_other(
+    args: Sequence[Any], kwargs: Mapping[str, Any], value: Any, other: Any
+) -> tuple[Any, Any]:
+    """Return a call's arguments with another value in place of one."""
 
     def swapped(given: Any) -> Any:
         if isinstance(given, dict):
             return {name: swapped(one) for name, one in given.items()}
-        if given is not value:
-            return given
-        if isinstance(given, Tensor):
-            return _other(given)
-        return type(given)(_other(one) if isinstance(one, Tensor) else one for one in given)
+        if given is value:
+            return other
+        return type(given)(map(swapped, given)) if type(given) in (list, tuple) else given
 
     changed = {name: swapped(given) for name, given in kwargs.items()}
     return [swapped(given) for given in args], changed
 
 
-def _other(given: Tensor) -> Tensor:
-    """Return another tensor of the same kind: other states, or the ids in reverse; if those are
-    the same, 1 for 0 and 0 for all others."""
-    if not given.is_floating_point():
-        turned = given.flip(-1)
-        return (given == 0).to(given) if torch.equal(turned, given) else turned
+def another_image(given: Any) -> Any:
+    """Return another image of the same kind: states, ids, or a list with one for each image."""
+    if isinstance(given, (list, tuple)):
+        return type(given)(map(another_image, given))
+    if given.is_floating_point():
+        return _noise_like(given)
+    largest = int(given.max())
+    if not largest:
+        return given + 1
+    random = torch.Generator().manual_seed(SEED)
+    shifts = torch.randint(1, largest + 1, given.shape, generator=random)
+    return ((given.long() + shifts.to(given.device)) % (largest + 1)).to(given)
+
+
+def another_corner(given: Any, other: Any) -> Any:
+    """Return an image whose first half of rows and of columns, the last two axes, is the other's;
+    the image itself if it has no such axes."""
+    if isinstance(given, (list, tuple)):
+        return type(given)(map(another_corner, given, other))
+    if given.ndim < (4 if given.is_floating_point() else 3):
+        return given
+    rows, cols = given.shape[-2:]
+    corner = given.clone()
+    corner[..., : rows // 2, : cols // 2] = other[..., : rows // 2, : cols // 2]
+    return corner
+
+
+def another_text(given: Any) -> Any:
+    """Return another random text of the same length: states, or ids of which the first, the last
+    and the padding stay, since a model may look for them; or a list of some."""
+    if isinstance(given, (list, tuple)):
+        return type(given)(another_text(one) if isinstance(one, Tensor) else one for one in given)
+    if given.is_floating_point():
+        return _noise_like(given)
+    rows = given.reshape(-1, given.shape[-1]).tolist()
+    return torch.tensor(list(map(_other_ids, rows))).to(given).reshape(given.shape)
+
+
+def _noise_like(given: Tensor) -> Tensor:
     noise = torch.randn(given.shape, generator=torch.Generator().manual_seed(SEED))
-    return noise.to(given) * given.std().clamp_min(1e-3)
+    return noise.to(given) * given.std(correction=0).clamp_min(1e-3)
+
+
+def _other_ids(ids: Sequence[int]) -> list[int]:
+    places = _of_words(ids)
+    kept = {one for place, one in enumerate(ids) if place not in places}
+    pool = [one for one in range(max(ids) + 1) if one not in kept] or [0]
+    random = Random(SEED)
+    other = list(ids)
+    for place in places:
+        choice = random.choice(pool)
+        other[place] = choice if choice != ids[place] else pool[pool.index(choice) - 1]
+        if other[place] == ids[place]:  # there is no other
+            other[place] = int(not ids[place])
+    return other
+
+
+def _of_words(ids: Sequence[int]) -> range:
+    """Return the places between the first and the last of a text without its padding, the same id
+    several times at an end; more, if none are left."""
+    first, last = 0, len(ids)
+    while last > 2 and ids[-1] == ids[-2] == ids[last - 1]:
+        last -= 1
+    while last - first > 2 and ids[0] == ids[1] == ids[first]:
+        first += 1
+    inner = (range(first + 1, last - 1), range(first + 1, last), range(first, last))
+    return next(places for places in (*inner, range(len(ids))) if places)
+
+
+def changed_tokens(text: Any, other: Any) -> list[bool] | None:
+    """Return which ids of a text differ, in any row; None for states, which all do."""
+    if not isinstance(text, Tensor) or text.is_floating_point():
+        return None
+    changed: list[bool] = (text != other).reshape(-1, text.shape[-1]).any(0).tolist()
+    return changed
 
 
 @dataclass(frozen=True)
 class Tokens:
-    """One attention call, with a few numbers for each of its queries and keys, ``[tokens, 4]``."""
+    """One attention call, without its values, and a few numbers for each of its queries and keys,
+    ``[tokens, 4]``."""
 
     seen: SeenCall
     shape: tuple[int, ...] = ()
@@ -54,8 +126,11 @@ class Tokens:
 
 
 @torch.no_grad()
-def tokens_seen(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Tokens]:
-    """Call a model, and return its attention calls, which put out zeros."""
+def tokens_seen(
+    model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> tuple[list[Tokens], list[Unlike]]:
+    """Call a model, and return its attention calls, whose outputs no token has a part in, and what
+    a replacement of torch's attention would have made of them."""
     seen: list[Tokens] = []
     calls = ModuleCalls(lambda call: seen.append(_tokens(call)), is_blind=True)
     device = next(model.parameters(), torch.empty(0)).device
@@ -71,7 +146,7 @@ def tokens_seen(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]
             for name, value in model.named_buffers():  # running means, counters
                 if name in buffers:
                     value.copy_(buffers[name])
-    return seen
+    return seen, calls.unlike
 
 
 def _tokens(seen: SeenCall) -> Tokens:
@@ -79,12 +154,13 @@ def _tokens(seen: SeenCall) -> Tokens:
     call = seen.call
     if call is None:
         return Tokens(seen)
+    seen.call = without_values(call)
     if call.probs is not None:
         shape = tuple(call.probs.shape)
-        axis = -2 if call.value.shape[-2] == shape[-1] else 1
-        tokens = Tokens(seen, shape, keys=_number_each(call.value, axis))
-        if call.query is not None and call.query.shape[-2] == shape[-2]:
-            return replace(tokens, queries=_number_each(call.query))
+        tokens = Tokens(seen, shape, keys=_number_each(call.value, _axis(call.value, shape[-1])))
+        if call.query is not None and shape[-2] in call.query.shape[1:]:
+            axis = _axis(call.query, shape[-2])
+            return replace(tokens, queries=_number_each(call.query, axis))
         return tokens
     return Tokens(
         seen,
@@ -93,6 +169,24 @@ def _tokens(seen: SeenCall) -> Tokens:
         queries=_number_each(call.query),
         keys=_number_each(call.key),
     )
+
+
+def _axis(part: Tensor, length: int) -> int:
+    """Return the axis of so many tokens: of ``[..., N, d]``, ``[B, N, heads, d]`` or ``[B, d,
+    N]``."""
+    return next((axis for axis in (-2, 1, -1) if part.shape[axis] == length), -2)
+
+
+def without_values(call: AttentionCall) -> AttentionCall:
+    """Return a call with tensors on torch's meta device."""
+
+    def shape_of(value: Any) -> Any:
+        if not isinstance(value, Tensor):
+            return value
+        return torch.empty(value.shape, dtype=value.dtype, device="meta")
+
+    names = [field.name for field in fields(call)]
+    return replace(call, **{name: shape_of(getattr(call, name)) for name in names})
 
 
 def _number_each(tokens: Tensor, axis: int = -2) -> Tensor:

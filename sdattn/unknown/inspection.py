@@ -1,10 +1,13 @@
 """`inspect_attention()`: the attention calls of any model, and what to tell :func:`sdattn.capture`.
 
-The model is called as it is, with another text and with another image. Every attention puts out
-zeros, so no token learns of another. Then in any layer, however deep, a key that differs with
-another text is one of the text. If all of a layer's queries differ too (the text is averaged, and
-the mean added to every token), those count that another image leaves alone. Queries that no image
-changes are learned ones, which pool the text.
+The model is called as it is, with another text (and another corner of the image, which tells the
+order of its cells) and with another image. Every attention puts out the same numbers each time, so
+no token learns of another. Then in any layer, however deep, a key that differs with another text is
+one of the text, unless it differs with another image too (the text is averaged, and the mean added
+to every token); and queries that differ with another image are the image's. The others are
+registers, a time token, or learned queries that pool the text.
+
+What is proposed was tried: :mod:`sdattn.unknown.trial`.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import zip_longest
 from typing import Any
 
@@ -24,9 +28,19 @@ from ..errors import CaptureError, InvalidTypeError, InvalidValueError, refuse
 from ..follow.hooks import is_hooked
 from ..models.denoiser_call import Size, unwrapped
 from ..models.layers import Kind
-from .dry_run import Tokens, tokens_seen, with_other
+from .arguments import arguments_by_name, batch_of, images_in, is_states
+from .dry_run import (
+    Tokens,
+    another_corner,
+    another_image,
+    another_text,
+    changed_tokens,
+    tokens_seen,
+    with_other,
+)
 from .proposal import InspectedCall, Proposal, propose
-from .told import LEVELS, arguments_by_name
+from .told import LEVELS
+from .trial import rehearsed
 
 # Arguments that hold a text's states or ids, by the names that models give them; the first counts
 TEXT_NAMES = (
@@ -123,23 +137,46 @@ def inspect_attention(
         )
     arguments = arguments_by_name(inner, args, kwargs)
     name = _text_name(inner, arguments, text)
-    images = [value for other, value in arguments.items() if other != name and _is_states(value)]
-    first = tokens_seen(inner, args, kwargs)
-    second: Sequence[Tokens] = ()
-    if name is not None:
-        second = tokens_seen(inner, *with_other(args, kwargs, arguments[name]))
+    value = arguments.get(name or "")
+    images = images_in(arguments, value)
+    others = [another_image(image) for image in images]
+    first, unlike = tokens_seen(inner, args, kwargs)
     third: Sequence[Tokens] = ()
     if images:
-        call: tuple[Any, Any] = args, kwargs
-        for image in images:
-            call = with_other(*call, image)
-        third = tokens_seen(inner, *call)
-    batch = len(images[0]) if images else 1
-    calls = tuple(_classified(first, second, third, batch))
-    proposal = propose(calls, arguments, name, was_marked=text is not None)
+        third, _ = tokens_seen(inner, *_with_images(args, kwargs, images, others))
+    second: Sequence[Tokens] = ()
+    changed = None
+    has_corner = _leaves_some(first, third)
+    if name is not None:
+        other = another_text(value)
+        changed = changed_tokens(value, other)
+        call = with_other(args, kwargs, value, other)
+        if has_corner:
+            corners = list(map(another_corner, images, others))
+            call = _with_images(call[0], call[1], images, corners)
+        second, _ = tokens_seen(inner, *call)
+    batch = batch_of(arguments, value)
+    calls = tuple(_classified(first, second, third, batch, changed, has_corner))
+    seen = [tokens.seen for tokens in first]
+    rehearse = partial(rehearsed, inner, args, kwargs, seen, unlike)
+    proposal = propose(calls, arguments, name, text is not None, rehearse)
     if proposal.grid is not None:
         calls = tuple(_temporal(call, proposal.grid) for call in calls)
     return AttentionTable(calls, proposal)
+
+
+def _with_images(args: Any, kwargs: Any, images: list[Any], others: list[Any]) -> tuple[Any, Any]:
+    """Return a call's arguments with other images."""
+    for image, other in zip(images, others, strict=True):
+        args, kwargs = with_other(args, kwargs, image, other)
+    return args, kwargs
+
+
+def _leaves_some(first: Sequence[Tokens], third: Sequence[Tokens]) -> bool:
+    """Check whether another image leaves some keys as they are: it does not move the text, so that
+    image and text can change in one run."""
+    keys = (_differing(one, other)[1] for one, other in zip(first, third, strict=False))
+    return any(moved is not None and not all(moved) for moved in keys)
 
 
 def _text_name(
@@ -149,7 +186,7 @@ def _text_name(
     if text is None:
         alike = []
         for name, value in arguments.items():
-            if re.search("text|txt|prompt|caption", name) and _is_states(value):
+            if re.search("text|txt|prompt|caption", name) and is_states(value):
                 alike.append(name)
         longest = max(alike, key=lambda name: int(arguments[name].shape[-2]), default=None)
         usual = (name for name in TEXT_NAMES if _may_be_text(arguments.get(name)))
@@ -167,10 +204,6 @@ def _text_name(
     )
 
 
-def _is_states(value: object) -> bool:
-    return isinstance(value, Tensor) and value.ndim > 2 and value.is_floating_point()
-
-
 def _may_be_text(value: object) -> bool:
     if isinstance(value, (list, tuple)):
         return any(isinstance(one, Tensor) for one in value)
@@ -178,34 +211,90 @@ def _may_be_text(value: object) -> bool:
 
 
 def _classified(
-    first: Sequence[Tokens], second: Sequence[Tokens], third: Sequence[Tokens], batch: int
+    first: Sequence[Tokens],
+    second: Sequence[Tokens],
+    third: Sequence[Tokens],
+    batch: int,
+    changed: list[bool] | None,
+    has_corner: bool,
 ) -> Iterator[InspectedCall]:
-    """Compare the calls of each run, in order: as it is, with another text, with another image."""
+    """Compare the calls of each run, in order: as it is, with another text, of which some ids
+    ``changed``, and perhaps another corner of the image, with another image."""
     for tokens, of_text, of_image in zip_longest(first, second[: len(first)], third[: len(first)]):
         by_text = _differing(tokens, of_text)
         by_image = _differing(tokens, of_image)
-        of_queries, of_keys = by_text
-        if of_keys and all(of_keys) and all(of_queries or ()):
-            of_queries, of_keys = map(_only_first, by_text, by_image)
         *leading, queries, keys = tokens.shape or (0, 0)
-        in_batch, heads = leading if len(leading) == 2 else (batch, math.prod(leading) // batch)
-        if of_queries is None and of_keys is not None:
-            of_queries = of_keys if queries == keys else [False] * queries
-        kind, text = _kind_of(of_queries, of_keys)
-        if kind == "cross" and by_image[0] and not any(by_image[0]):
+        text_queries, text_keys = map(partial(_of_text, changed, has_corner), by_text, by_image)
+        if text_queries is None and text_keys is not None:
+            text_queries = text_keys if queries == keys else [False] * queries
+        image_queries = by_image[1] if by_image[0] is None and queries == keys else by_image[0]
+        if image_queries is None:  # no other image was seen
+            image_queries = [True] * queries
+        image_queries = _without(image_queries, text_queries or [False] * queries)
+        kind, text = _kind_of(text_queries, text_keys)
+        if kind == "joint" and by_image[1] is not None and not any(by_image[1]):
+            kind = "cross"  # and a null key
+        if kind in ("cross", "joint") and not any(image_queries):
             kind = text = None  # queries that learn nothing of the image
+        in_batch, heads = leading if len(leading) == 2 else (batch, math.prod(leading) // batch)
+        rows = max(1, in_batch // batch)
         yield InspectedCall(
             name=tokens.seen.name(kind),
             made_by=tokens.seen.made_by,
-            rows=max(1, in_batch // batch),
+            rows=rows,
             heads=heads,
             queries=queries,
             keys=keys,
             has_mask=tokens.has_mask,
             kind=kind,
             text=text,
-            cells=max(1, in_batch // batch) * (queries - sum(of_queries or ())),
+            image=_piece(image_queries),
+            cells=rows * sum(image_queries),
+            corner=_corner(by_text[0], image_queries) if has_corner else (),
         )
+
+
+def _corner(by_text: list[bool] | None, image: list[bool]) -> tuple[bool, ...]:
+    """Return which of the image's queries differ with another corner of it."""
+    if by_text is None:
+        return ()
+    return tuple(one for one, is_image in zip(by_text, image, strict=True) if is_image)
+
+
+def _of_text(
+    changed: list[bool] | None,
+    has_corner: bool,
+    by_text: list[bool] | None,
+    by_image: list[bool] | None,
+) -> list[bool] | None:
+    """Return which tokens are the text's, of those that differ with another text, and with another
+    image. If some ids of the text ``changed`` alone, the others stand around them."""
+    if by_text is None or by_image is None:
+        found = by_text
+    else:
+        found = _without(by_text, by_image)
+        if not (any(found) or all(by_text) or has_corner):  # the image's run moved the text too
+            found = by_text
+    if found is None or changed is None or True not in found:
+        return found
+    start = found.index(True) - changed.index(True)
+    stop = start + len(changed)
+    if start < 0 or found[start:stop] != changed or any(found[stop:]):
+        return found
+    return [start <= place < stop for place in range(len(found))]
+
+
+def _without(some: list[bool], others: list[bool]) -> list[bool]:
+    return [one and not other for one, other in zip(some, others, strict=True)]
+
+
+def _piece(tokens: list[bool]) -> slice | None:
+    """Return where some tokens are, if they are one piece."""
+    if not any(tokens):
+        return None
+    start = tokens.index(True)
+    piece = slice(start, start + sum(tokens))
+    return piece if all(tokens[piece]) else None
 
 
 def _temporal(call: InspectedCall, grid: Size) -> InspectedCall:
@@ -236,12 +325,6 @@ def _differing(one: Tokens, other: Tokens | None) -> _Differing:
     return differ(one.queries, other.queries), differ(one.keys, other.keys)
 
 
-def _only_first(some: list[bool] | None, others: list[bool] | None) -> list[bool] | None:
-    if some is None or others is None:
-        return some
-    return [one and not other for one, other in zip(some, others, strict=True)]
-
-
 def _kind_of(
     of_queries: list[bool] | None, of_keys: list[bool] | None
 ) -> tuple[Kind | None, slice | None]:
@@ -252,10 +335,8 @@ def _kind_of(
     if not any(of_keys):
         is_self = len(of_queries) == len(of_keys) and not any(of_queries)
         return ("self" if is_self else None), None
-    first = of_keys.index(True)
-    text = slice(first, first + sum(of_keys))
     if all(of_keys):
         if any(of_queries):
             return ("text" if all(of_queries) else None), None
-        return "cross", text
-    return "joint", (text if all(of_keys[text]) else None)
+        return "cross", _piece(of_keys)
+    return "joint", _piece(of_keys)

@@ -53,6 +53,8 @@ class SeenCall:
         names: names that layers have so far, by module, number and kind.
         is_part: True if a call that the module made before had the very same values: the queries
             come in slices.
+        arrived: numbers of images that the output went on as, by heads put together, in the next
+            linear layers; noted while blind.
     """
 
     module: str
@@ -61,6 +63,7 @@ class SeenCall:
     number: int
     names: dict[tuple[str, int, str | None], str]
     is_part: bool = False
+    arrived: set[int] = field(default_factory=set)
 
     def name(self, kind: str | None) -> str:
         """Return the name of the layer, once it is known of what kind the call is: the module's
@@ -110,7 +113,8 @@ class ModuleCalls(SdpaWatch):
         see: function that gets each call when it was made.
         looks: function that tells, when a module begins, whether anybody looks.
         is_followed: function that tells whether this thread's modules are followed.
-        is_blind: True makes every attention put out zeros, so that no token learns of another.
+        is_blind: True makes every attention put out the same numbers in any run, so that no token
+            learns of another.
             Otherwise no bit is changed: torch's own multi-head attention and encoder layers choose
             another operation while a mode is there, so the mode is left while they run.
 
@@ -151,6 +155,7 @@ class ModuleCalls(SdpaWatch):
         self._entered: AbstractContextManager[None] | None = None  # while the mode is at work
         self._parts: set[nn.Module] = set()  # torch's encoder layers, and what is inside
         self._hidden: set[str] = set()  # kernels that do not call torch's attention
+        self._gone: tuple[SeenCall, Tensor] | None = None  # the last call and its output, if blind
         self._inside = 0  # what answers in the place of torch's attention, and may call that
 
     def follow(self, installed: Installation, modules: Mapping[str, nn.Module]) -> None:
@@ -184,11 +189,16 @@ class ModuleCalls(SdpaWatch):
         return not self._is_blind and call.key.shape[-2] >= call.query.shape[-2]
 
     def attend(self, attend: Any, by: Any, *args: Any, **kwargs: Any) -> Tensor:
-        if self._is_blind:
-            attend = partial(_zeros, *attend.args, **attend.keywords)
+        blinds = self._is_blind and not self._inside
         self._inside += 1
         try:
-            output = super().attend(attend, None if self._is_blind else by, *args, **kwargs)
+            replaced = getattr(nn.functional.scaled_dot_product_attention, "function", None)
+            if blinds and by is not None and by is replaced:
+                super().attend(attend, by, *args, **kwargs)  # compared with torch's own
+                self.calls.pop()
+            if blinds:
+                attend, by = partial(_zeros, *attend.args, **attend.keywords), None
+            output = super().attend(attend, by, *args, **kwargs)
         finally:
             self._inside -= 1
         call = self.calls.pop()
@@ -202,7 +212,7 @@ class ModuleCalls(SdpaWatch):
         kwargs = kwargs or {}
         if func not in LOOKED_AT:
             return func(*args, **kwargs)
-        if func is LINEAR and (self.doubtful or self.folded):
+        if func is LINEAR and (self.doubtful or self.folded or self._gone):
             self._compare(args[0] if args else kwargs["input"])
         output = super().__torch_function__(func, types, args, kwargs)
         if not self._running:
@@ -240,8 +250,12 @@ class ModuleCalls(SdpaWatch):
         running.calls += 1
         is_part = call is not None and running.had(call.value)
         with torch._C.DisableTorchFunction():  # what looks makes softmaxes of its own
-            self._see(SeenCall(running.path, made_by, call, number, self._names, is_part))
-        return torch.zeros_like(output) if self._is_blind else output
+            seen = SeenCall(running.path, made_by, call, number, self._names, is_part)
+            if self._is_blind:
+                output = _blind(output)
+                self._gone = seen, output
+            self._see(seen)
+        return output
 
     def _note_around(self, path: str) -> None:
         self.around.setdefault(path, set()).update(one.path for one in self._running)
@@ -293,18 +307,40 @@ class ModuleCalls(SdpaWatch):
     def _compare(self, arrived: Tensor) -> None:
         """Strike out each doubtful output that a linear layer gets, or a part of it."""
         for name, output in list(self.doubtful.items()):
-            if arrived.ndim == 3 and len(arrived) == len(output):
-                got = arrived[..., : output.shape[-1]]
-                length = got.shape[1]
-                parts = (output[:, :length], output[:, -length:])
-                if any(agrees(part, got) for part in parts):
-                    del self.doubtful[name]
+            if _is_part_of(output, arrived):
+                del self.doubtful[name]
         for name, output in self.folded.items():
             images = len(arrived) if arrived.ndim == 3 else 1
             if images < 2 or arrived.numel() != output.numel() or len(output) % images:
                 continue
             if agrees(merge_heads(output.unflatten(0, (images, -1))), arrived):
                 self.several.add(name)
+        if self._gone is not None:
+            _note_images(*self._gone, arrived)
+
+
+def _note_images(seen: SeenCall, output: Tensor, arrived: Tensor) -> None:
+    """Note as how many images a linear layer gets a call's output, whose heads are folded into its
+    rows, or as many as its images."""
+    images = len(arrived) if arrived.ndim == 3 else 1
+    if seen.call is None or seen.call.output is None:
+        return
+    if output.ndim == 3 and len(output) % images == 0:
+        output = output.unflatten(0, (images, -1))
+    elif output.ndim == 4 and output.shape[-2] != seen.call.shape[-2]:  # [B, N, heads, d]
+        output = output.transpose(1, 2)
+    if output.ndim == 4 and _is_part_of(merge_heads(output), arrived):
+        seen.arrived.add(images)
+
+
+def _is_part_of(output: Tensor, arrived: Tensor) -> bool:
+    """Check whether a linear layer got an output ``[B, N, heads*d]``, or its first or last tokens,
+    perhaps with more features behind."""
+    if arrived.ndim != 3 or len(arrived) != len(output):
+        return False
+    got = arrived[..., : output.shape[-1]]
+    length = got.shape[1]
+    return any(agrees(part, got) for part in (output[:, :length], output[:, -length:]))
 
 
 def _refuse_graph(path: str) -> None:
@@ -321,3 +357,9 @@ def _shape(scores: Tensor, dim: int = -1) -> Shape:
 
 def _zeros(query: Tensor, key: Tensor, value: Tensor, *_: object, **__: object) -> Tensor:
     return query.new_zeros(*query.shape[:-1], value.shape[-1])
+
+
+def _blind(output: Tensor) -> Tensor:
+    """Return small numbers of an output's shape, no two rows alike, the same in any run."""
+    places = torch.arange(output.numel(), device=output.device, dtype=torch.float32)
+    return (places.mul_(1.7).sin_() / 100).to(output.dtype).reshape(output.shape)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 import re
+import warnings
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
@@ -14,12 +15,14 @@ import torch
 from torch import Tensor
 
 from ..attention.core import grid_text, level_grids
-from ..errors import InvalidValueError
+from ..errors import InvalidValueError, SdattnError
+from ..follow.passes import CaptureWarning
 from ..models.denoiser_call import Size
-from ..models.layers import Kind
-from .told import LEVELS, ToldFamily, told_family
+from ..models.layers import AttentionLayer, Kind, fits_any
+from .arguments import grids_in, has_sides
+from .told import LEVELS, Placed, slice_length
 
-PATCHES = (1, 2, 4, 8, 16)
+Rehearse = Callable[[Mapping[str, Any]], Sequence[Placed | None]]
 
 
 @dataclass(frozen=True)
@@ -36,7 +39,9 @@ class InspectedCall:
         kind: ``"cross"``, ``"joint"``, ``"self"``, ``"text"`` (text only) or ``"temporal"`` (across
             the frames of a video, if its grid is known); None if unknown.
         text: where the text is among the keys; None if there is none, or if it is not one piece.
-        cells: number of queries that are not the text's, in all rows of one image or video.
+        image: where the image is among the queries, likewise.
+        cells: number of the image's queries, in all rows of one image or video.
+        corner: for each of the image's queries, whether the image's first corner changes it.
     """
 
     name: str
@@ -48,12 +53,19 @@ class InspectedCall:
     has_mask: bool
     kind: Kind | None
     text: slice | None
+    image: slice | None
     cells: int
+    corner: tuple[bool, ...] = ()
+
+    @property
+    def width(self) -> int:
+        """Number of the image's queries in a row."""
+        return 0 if self.image is None else self.image.stop - self.image.start
 
 
 @dataclass(frozen=True)
 class Proposal:
-    """Options of :func:`sdattn.capture` for one model.
+    """Options of :func:`sdattn.capture` for one model, which it takes for such a call.
 
     Attributes:
         text: the name of the argument with the text, if its tokens are all the keys of the layers;
@@ -61,62 +73,139 @@ class Proposal:
         grid: grid of the image's cells; None if none fits.
         layers: patterns of the layers to watch; None if the text and the grid tell them.
         unsure: what is a guess, and what is left out, a line each.
+        image: the image's slice of the queries; None if the text and the grid tell it.
+        refused: why a capture by these options refuses such a call; "" if it does not.
     """
 
     text: slice | str | None
     grid: Size | None
     layers: tuple[str, ...] | None
     unsure: tuple[str, ...]
+    image: slice | None = None
+    refused: str = ""
 
     @property
     def options(self) -> dict[str, Any]:
         """The keywords for :func:`sdattn.capture`.
 
         Raises:
-            ValueError: the text or the grid is not known.
+            ValueError: the text or the grid is not known, or a capture by them refuses the call.
         """
-        if self.text is None or self.grid is None:
-            raise InvalidValueError("; ".join(self.unsure))
-        named = {} if self.layers is None else {"layers": list(self.layers)}
-        return {"text": self.text, "grid": self.grid, **named}
+        if self.refused or self.text is None or self.grid is None:
+            raise InvalidValueError("; ".join([*self.unsure, self.refused]).strip("; "))
+        return {"text": self.text, "grid": self.grid, **self._more}
+
+    @property
+    def _more(self) -> dict[str, Any]:
+        image = {} if self.image is None else {"image": self.image}
+        return image if self.layers is None else {**image, "layers": list(self.layers)}
 
     def __str__(self) -> str:
-        text = "..." if self.text is None else repr(self.text).replace(", None)", ")")
-        grid = "..." if self.grid is None else repr(self.grid)
-        layers = "" if self.layers is None else f", layers={list(self.layers)!r}"
-        line = f"sdattn.capture(model, text={text}, grid={grid}{layers})"
+        known = {"text": self.text, "grid": self.grid, **self._more}
+        told = ("..." if one is None else repr(one) for one in known.values())
+        named = (f"{name}={one}" for name, one in zip(known, told, strict=True))
+        line = f"sdattn.capture(model, {', '.join(named)})".replace(", None)", ")")
+        if self.refused:
+            line = f"# sdattn.capture() refuses such a call: {self.refused}"
         return "\n".join([line, *(f"# not sure: {one}" for one in self.unsure)])
 
 
 def propose(
-    calls: Sequence[InspectedCall], arguments: Mapping[str, Any], name: str | None, was_marked: bool
+    calls: Sequence[InspectedCall],
+    arguments: Mapping[str, Any],
+    name: str | None,
+    was_marked: bool,
+    rehearse: Rehearse,
 ) -> Proposal:
-    """Propose what to tell of a model that got these ``arguments``, the text under ``name``."""
+    """Propose what to tell of a model that got these ``arguments``, the text under ``name``;
+    ``rehearse`` gives the place of each call by some options."""
     unsure: list[str] = []
     if name is None:
         names = ", ".join(arguments)
         unsure.append(f"no argument has a usual name of a text: pass text= ({names})")
     elif not was_marked:
         unsure.append(f"that {name} holds the text is told by its name alone")
-    of_text = [call for call in calls if call.kind in ("cross", "joint") and call.text]
+    of_text = _seeing_text(calls, unsure)
     if not of_text:
         unsure.append("no attention call was seen whose keys are the text's")
         return Proposal(None, None, None, tuple(unsure))
-    text = _text(of_text, arguments.get(name or ""), name, unsure)
+    value = arguments.get(name or "")
+    text = _text(of_text, value, name, unsure)
     if isinstance(text, slice):
-        of_text = [call for call in of_text if _relative(call) == text]
+        of_text = [call for call in of_text if _piece(call.text, call.keys) == text]
+    of_text = _at_one_place(of_text, unsure)
     grid = _grid(max(of_text, key=lambda call: call.cells), arguments, unsure)
-    if grid is None:
-        return Proposal(text, None, None, tuple(unsure))
-    at_levels = {math.prod(size) for size in level_grids(grid, LEVELS)}
+    cells = max(call.cells for call in of_text)
+    at_levels = {math.prod(size) for size in level_grids(grid or (1, cells), LEVELS)}
     chosen = [call for call in of_text if call.cells in at_levels]
-    left_out = [call.name for call in of_text if call not in chosen]
-    if left_out:
+    if left_out := [call.name for call in of_text if call not in chosen]:
         unsure.append(f"the queries of {', '.join(left_out)} fit no level of the grid")
-    family = told_family(None, text if isinstance(text, slice) else arguments[text], grid)
-    is_told = all(_is_told(family, call, grid, call in chosen) for call in calls)
-    layers = None if is_told else tuple(dict.fromkeys(folded(call.name) for call in chosen))
-    return Proposal(text, grid, layers, tuple(unsure))
+    proposal = Proposal(text, grid, _patterns(calls, chosen), tuple(unsure))
+    if grid and any(_runs_down(call, grid) for call in chosen):
+        turned = (*grid[:-2], grid[-1], grid[-2])
+        reason = "the image's queries run down its columns. To read maps as (cols, rows), pass "
+        return replace(proposal, refused=f"{reason}grid=lambda call: {turned}")
+    return _tried(proposal, grid or (1, cells), calls, chosen, rehearse)
+
+
+def _seeing_text(calls: Sequence[InspectedCall], unsure: list[str]) -> list[InspectedCall]:
+    """Return the calls in which the image attends to the text."""
+    found = []
+    for call in calls:
+        if call.kind in ("cross", "joint") and call.cells > 1:
+            if call.text and call.image:
+                found.append(call)
+            else:
+                unsure.append(f"{call.name}: its text, or its image, is not in one piece")
+    return found
+
+
+def _tried(
+    proposal: Proposal,
+    grid: Size,
+    calls: Sequence[InspectedCall],
+    chosen: Sequence[InspectedCall],
+    rehearse: Rehearse,
+) -> Proposal:
+    """Return a proposal with the fewest options by which a capture shows just the ``chosen`` calls;
+    if it does by none, with the reason."""
+    images = [_piece(call.image, call.queries) for call in chosen if call.queries > call.width]
+    expected = [(call.image, call.text) if call in chosen else None for call in calls]
+    refused = []
+    for layers, image in product((None, proposal.layers), (None, *images[:1])):
+        tried = replace(proposal, layers=layers, image=image)
+        said, found = _rehearsed(rehearse, replace(tried, grid=grid))
+        if found == expected:
+            return replace(tried, unsure=(*tried.unsure, *said))
+        refused.append(" ".join(said) if found is None else "it shows other layers or cells")
+    return replace(proposal, refused=refused[0])
+
+
+def _runs_down(call: InspectedCall, grid: Size) -> bool:
+    """Check by the queries that the image's first corner changes whether the grid runs down the
+    columns, rather than along the rows."""
+    rows, cols = grid[-2:]
+    if call.cells != math.prod(grid) or not any(call.corner) or all(call.corner):
+        return False
+    corner = torch.tensor(call.corner).reshape(-1, rows * cols)
+    first = torch.zeros(rows, cols, dtype=torch.bool)
+    first[: rows // 2, : cols // 2] = True
+    along, down = first.flatten(), first.T.flatten()
+    missed = [int((corner != one).sum()) for one in (along, down)]
+    return missed[1] < missed[0]
+
+
+def _rehearsed(rehearse: Rehearse, tried: Proposal) -> tuple[list[str], list[Any] | None]:
+    """Return what a capture by a proposal says, and the places of image and text in each call; None
+    if it refuses them."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", CaptureWarning)
+        try:
+            places = rehearse(tried.options)
+        except SdattnError as error:
+            return [str(error)], None
+    said = [str(one.message) for one in caught]
+    return said, [place and (place.image, place.keys) for place in places]
 
 
 def folded(name: str) -> str:
@@ -128,46 +217,73 @@ def folded(name: str) -> str:
     return re.sub(r"(?<![^.])\d+(?=[.:]|$)", "*", name)
 
 
+def _patterns(calls: Sequence[InspectedCall], chosen: Sequence[InspectedCall]) -> tuple[str, ...]:
+    """Return patterns of the chosen calls' paths that fit no other call."""
+    others = [_layer(call.name) for call in calls if call not in chosen]
+    found = []
+    for call in chosen:
+        choices = [("*", part) if part.isdigit() else (part,) for part in call.name.split(".")]
+        patterns = sorted(product(*choices), key=lambda one: -one.count("*"))
+        for pattern in map(".".join, patterns):
+            if not any(fits_any(other, pattern, None) for other in others):
+                break
+        found.append(pattern)
+    return tuple(dict.fromkeys(found))
+
+
+def _layer(name: str) -> AttentionLayer:
+    return AttentionLayer(name, "block", "joint", 0, 0, None)
+
+
 def _text(
     calls: Sequence[InspectedCall], value: Any, name: str | None, unsure: list[str]
 ) -> slice | str:
     """Return the text's argument or its slice in most calls."""
     is_cross = all(call.kind == "cross" for call in calls)
-    if is_cross and name is not None and isinstance(value, Tensor):
+    length = None
+    if isinstance(value, Tensor):
         length = value.shape[-2] if value.is_floating_point() else value.shape[-1]
-        if all(call.keys == length for call in calls):
-            return name
-    slices = [_relative(call) for call in calls]
-    places = {str(one) for one in slices}
+    if is_cross and name is not None and all(call.keys == length for call in calls):
+        return name
+    pieces = [_piece(call.text, call.keys) for call in calls]
+    places = {str(one) for one in pieces}
     if len(places) > 1:
         unsure.append(f"the text is at {len(places)} places, and this is the one of most layers")
-    return max(slices, key=slices.count)
+    text = max(pieces, key=pieces.count)
+    found = slice_length(text)
+    if length is not None and found != length:
+        more = "some may be registers" if found > length else "the others are not shown"
+        unsure.append(f"{name} has {length} tokens, and {found} keys change with it: {more}")
+    return text
 
 
-def _relative(call: InspectedCall) -> slice:
-    """Return the text's slice, from the end of the keys if the text comes last."""
-    assert call.text is not None
-    if call.text.stop == call.keys and call.text.start > 0:
-        return slice(call.text.start - call.text.stop, None)
-    return slice(call.text.start, call.text.stop)
+def _piece(piece: slice | None, length: int) -> slice:
+    """Return a slice, from the end of so many tokens if it comes last."""
+    assert piece is not None
+    if piece.stop == length and piece.start > 0:
+        return slice(piece.start - piece.stop, None)
+    return piece
 
 
-def _is_told(family: ToldFamily, call: InspectedCall, grid: Size, is_chosen: bool) -> bool:
-    """Check whether the text and the grid alone tell what was seen of a call."""
-    length = family.length(family.text)
-    frames = grid[0] if len(grid) == 3 and call.rows > 1 else 1
-    try:
-        place = family.place(call.name, call.queries, call.keys, grid, length, False)
-    except InvalidValueError:
-        return False
-    is_text = place is not None and place.kind in ("cross", "joint")
-    return is_text == is_chosen or frames > 1
+def _at_one_place(calls: Sequence[InspectedCall], unsure: list[str]) -> list[InspectedCall]:
+    """Return the calls that have the image alone as queries, or where most others have it."""
+    places = [_piece(call.image, call.queries) for call in calls if call.queries > call.width]
+    if not places:
+        return list(calls)
+    most = max(places, key=places.count)
+    kept = []
+    for call in calls:
+        if call.queries == call.width or _piece(call.image, call.queries) == most:
+            kept.append(call)
+    if left_out := [call.name for call in calls if call not in kept]:
+        unsure.append(f"the image's queries are at another place in {', '.join(left_out)}")
+    return kept
 
 
 def _grid(call: InspectedCall, arguments: Mapping[str, Any], unsure: list[str]) -> Size | None:
     """Return the grid of a call's cells that the arguments give, or else a square."""
     cells = call.cells
-    every = Counter(_grids_in(call, arguments))
+    every = Counter(grids_in(arguments, cells, call.keys, call.text))
     by_rows = Counter({grid: count for grid, count in every.items() if grid[0] == call.rows > 1})
     grids = by_rows or every
     if grids:
@@ -177,74 +293,10 @@ def _grid(call: InspectedCall, arguments: Mapping[str, Any], unsure: list[str]) 
             unsure.append(f"the grid of {cells} cells may also be {others}")
         return grid
     side = math.isqrt(cells)
-    if side * side == cells:
+    if side * side == cells and not any(map(has_sides, arguments.values())):
         unsure.append(f"no argument tells the grid of {cells} cells; they make a square")
         return side, side
     pairs = [(rows, cells // rows) for rows in range(2, side + 1) if cells % rows == 0]
     choice = ", ".join(grid_text(pair) for pair in pairs[-3:])
     unsure.append(f"no argument tells the grid of {cells} cells{choice and f': {choice}?'}")
     return None
-
-
-def _grids_in(call: InspectedCall, arguments: Mapping[str, Any]) -> Iterator[Size]:
-    """Yield the grids that shapes, ids or sizes among the arguments give for a call's cells."""
-    cells = call.cells
-    numbers = {}
-    for name, value in arguments.items():
-        if isinstance(value, Tensor):
-            yield from _grids_of_ids(call, value)
-            yield from dict.fromkeys(_grids_of_shape(cells, value))
-        elif isinstance(value, int) and not isinstance(value, bool):
-            numbers[name] = int(value)
-    sides = [numbers.get(name) for name in ("num_frames", "height", "width")]
-    if all(sides[1:]):
-        yield from _patched(cells, [side for side in sides if side])
-    lists = [value for value in arguments.values() if isinstance(value, (list, tuple))]
-    for sizes in _leaves(lists):
-        if math.prod(sizes) == cells:
-            yield tuple(sizes[1:] if len(sizes) == 3 and sizes[0] == 1 else sizes)
-
-
-def _grids_of_ids(call: InspectedCall, ids: Tensor) -> Iterator[Size]:
-    """Yield the grid of positions ``[(B,) N, axes]``, of the image alone or of its text too."""
-    if ids.is_complex() or ids.ndim not in (2, 3) or ids.shape[-1] not in (2, 3, 4):
-        return
-    places = ids.reshape(-1, *ids.shape[-2:])[0].float().cpu()
-    if len(places) == call.keys and call.text is not None:
-        places = torch.cat([places[: call.text.start], places[call.text.stop :]])
-    sides = [len(column.unique()) for column in places.unbind(-1)]
-    if len(sides) == 4 and sides[-1] == 1:  # FLUX.2's (image, row, col, token of the text)
-        sides.pop()
-    if len(places) == math.prod(sides) == call.cells:
-        yield tuple(side for side in sides[:-2] if side > 1) + tuple(sides[-2:])
-
-
-def _grids_of_shape(cells: int, value: Tensor) -> Iterator[Size]:
-    """Yield the grids that patches make of latents ``[B, C, rows, cols]`` or a video's."""
-    if value.ndim == 4:
-        yield from _patched(cells, value.shape[-2:])
-    elif value.ndim == 5:
-        yield from _patched(cells, value.shape[2:])
-        yield from _patched(cells, (value.shape[1], *value.shape[3:]))
-
-
-def _patched(cells: int, sides: Sequence[int]) -> Iterator[Size]:
-    """Yield the grids of so many cells that patches make of an image or a video; first those whose
-    patches are of one frame."""
-    *frames, rows, cols = sides
-    spans = (1, 2, 4) if frames else (1,)
-    for span, patch in product(spans, PATCHES):
-        if rows % patch == cols % patch == 0:
-            grid = (*(-(-count // span) for count in frames), rows // patch, cols // patch)
-            if math.prod(grid) == cells:
-                yield grid
-
-
-def _leaves(values: Sequence[Any]) -> Iterator[list[int]]:
-    """Yield the lists of two or three whole numbers in nested lists."""
-    for value in values:
-        if isinstance(value, (list, tuple, torch.Size)):
-            if len(value) in (2, 3) and all(isinstance(side, int) for side in value):
-                yield list(value)
-            else:
-                yield from _leaves(value)

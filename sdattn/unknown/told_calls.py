@@ -32,7 +32,8 @@ def by_head(call: AttentionCall, batch: int, size: Size) -> AttentionCall | str:
 def placed(call: AttentionCall, place: Placed, frames: int) -> LayerCall:
     """Return a call with the places of its image and keys, for a video of ``frames`` rows. A plain
     one of all its keys may wait for its pass to end, see :mod:`sdattn.keep.queue`."""
-    is_whole = call.shape[2:] == (place.image.stop, place.keys.stop) and place.keys.start == 0
+    stops = place.image.stop, place.keys.stop
+    is_whole = call.shape[2:] == stops and place.image.start == place.keys.start == 0
     known = (call.probs, call.mask, call.scale)
     if frames == 1 and is_whole and all(value is None for value in known):
         heads = call.query.shape[1]

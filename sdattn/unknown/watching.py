@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from ..attention import merge_heads
-from ..errors import CaptureError, InvalidTypeError, OptionError, RunError, warn
+from ..errors import CaptureError, InvalidTypeError, InvalidValueError, OptionError, RunError, warn
 from ..follow.capture_warnings import warn_of_running_eagerly
 from ..follow.installer import Installation
 from ..follow.passes import CaptureWarning, Pass
@@ -39,22 +39,11 @@ def watch_unknown(
 ) -> Iterator[Store]:
     """Watch a model of no known family while it runs and yield the store, see
     :func:`sdattn.capture`."""
-    model = called(model)
-    family = _checked_family(model, keep)
-    denoiser = Denoiser(model, None, family)
-    store = store_class([], keep)
-    run = follow(
-        denoiser,
-        branch=keep.branch,
-        guidance=keep.guidance,
-        counts_gradients=keep.grad,
-        frames=keep.frames,
-    )
+    watch = new_watch(model, store_class([], keep), keep)
+    model, run, store = called(model), watch.run, watch.store
     with run.installed:
         if run.installed.run_eagerly(model):
             warn_of_running_eagerly(model)
-        selection = keep.layers, checked_kinds(keep.kinds)
-        watch = UnknownWatch(run, store, family, selection, unwrapped(model))
         run.subscribe(watch)
         run.watch(model)
         try:
@@ -67,6 +56,21 @@ def watch_unknown(
     if store.checks_itself:
         store.check()
     run.doubts.tell()
+
+
+def new_watch(model: Any, store: Store, keep: Keep) -> UnknownWatch[Store]:
+    """Return what fills a store, once it follows a model."""
+    model = called(model)
+    family = _checked_family(model, keep)
+    run = follow(
+        Denoiser(model, None, family),
+        branch=keep.branch,
+        guidance=keep.guidance,
+        counts_gradients=keep.grad,
+        frames=keep.frames,
+    )
+    selection = keep.layers, checked_kinds(keep.kinds)
+    return UnknownWatch(run, store, family, selection, unwrapped(model))
 
 
 def _checked_family(model: Any, keep: Keep) -> ToldFamily:
@@ -93,25 +97,25 @@ def _checked_family(model: Any, keep: Keep) -> ToldFamily:
             "queries=, keys=, refine= and space= are for models of a known family. Leave them out "
             "where text= and grid= tell of the model."
         )
-    return told_family(inner, keep.text, keep.grid)
+    return told_family(inner, keep.text, keep.grid, keep.image)
 
 
 @dataclass(eq=False)
-class UnknownWatch(Subscriber):
+class UnknownWatch(Subscriber, Generic[Store]):
     """Running capture of a model of no known family.
 
     In the first pass the calls of every module are seen; then only of those that made one.
     """
 
     run: Run
-    store: CapturedMaps
+    store: Store
     family: ToldFamily
     selection: tuple[LayerSelection, Sequence[str]]
     model: nn.Module
     running: Pass | None = None  # if its maps are kept
     hooks: Installation = field(default_factory=Installation)  # on modules
     modules: dict[str, nn.Module] = field(default_factory=dict)  # with a call that is kept
-    places: dict[tuple[str, int, int], Placed | None] = field(default_factory=dict)
+    places: dict[tuple[str, int, int, int], Placed | None] = field(default_factory=dict)
     found: dict[str, AttentionLayer] = field(default_factory=dict)  # chosen or not
     others: dict[str, bool] = field(default_factory=dict)  # calls that fit neither fact, and
     # whether their keys are as many as the text's tokens
@@ -210,23 +214,24 @@ class UnknownWatch(Subscriber):
                 CaptureWarning,
             )
 
-    def see(self, seen: SeenCall) -> None:
-        """Add one attention call of the running pass to its layer's maps."""
+    def see(self, seen: SeenCall) -> Placed | None:
+        """Add one attention call of the running pass to its layer's maps, and return its place;
+        None if it is in no map."""
         running = self.running
         if running is None or running.latent_size is None:
-            return
+            return None
         path = seen.module or "model"
         if seen.call is None:
             self.others[f"{path} (with keys of its own, or nested tensors)"] = False
-            return
+            return None
         has_text = seen.call.shape[-1] == running.n_text != seen.call.shape[-2] > 1
         call = by_head(seen.call, running.batch, running.latent_size)
         if isinstance(call, str):
             self.others[f"{path} ({call})"] = has_text
-            return
+            return None
         batch, heads, queries, keys = call.shape
         frames = batch // running.batch
-        place = self._place(seen.module, frames * queries, keys, running)
+        place = self._place(seen.module, queries, keys, frames, running)
         if place is None:
             self.others[f"{path} ({queries} queries, {keys} keys)"] = has_text
         elif (layer_sum := self._sum_of(seen, place, heads, running)) is not None:
@@ -239,6 +244,8 @@ class UnknownWatch(Subscriber):
             self.modules[seen.module] = layer_sum.layer.module
             self._doubt(seen, layer_sum.layer.name, batch, heads)
             layer_sum.take(placed(call, place, frames))
+            return place
+        return None
 
     def _doubt(self, seen: SeenCall, name: str, batch: int, heads: int) -> None:
         """In a layer's first pass, doubt the order of images and heads where they could be
@@ -287,14 +294,22 @@ class UnknownWatch(Subscriber):
             if multiple > 1:
                 raise RunError(no_softmax(by))
 
-    def _place(self, name: str, queries: int, keys: int, running: Pass) -> Placed | None:
-        key = name, queries, keys
+    def _place(
+        self, name: str, queries: int, keys: int, frames: int, running: Pass
+    ) -> Placed | None:
+        key = name, queries, keys, frames
         if key not in self.places:
             assert running.latent_size is not None
-            is_named = self.selection[0] is not None
-            self.places[key] = self.family.place(
-                name, queries, keys, running.latent_size, running.n_text, is_named
-            )
+            layers, _ = self.selection
+            size, length, is_named = running.latent_size, running.n_text, layers is not None
+            try:
+                place = self.family.place(name, queries, keys, size, length, is_named, frames)
+            except InvalidValueError:
+                layer = AttentionLayer(name, "block", "joint", 0, 0, None)
+                if fits_any(layer, layers, size):
+                    raise
+                place = None  # of a layer that was not asked for
+            self.places[key] = place
         return self.places[key]
 
     def _sum_of(self, seen: SeenCall, place: Placed, heads: int, running: Pass) -> Sum | None:
