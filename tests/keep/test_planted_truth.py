@@ -30,10 +30,9 @@ OTHER = {"cat": "dog", "dog": "cat"}  # one token each
 OWN_PROMPTS = ("textual inversion", "HunyuanImage 2.1, quoted text", "HunyuanVideo 1.5, quoted text")
 # DiffEdit's latents are given for each prompt; the other mixes up masks of quoted texts.
 ONE_IMAGE = ("DiffEdit", "HunyuanImage 2.1, quoted text")
-SLOW = 1.5  # seconds
 
 # Axes of the noise that a pipeline draws: batch, frames, channels, rows (y) and columns (x).
-AXES = ("bcyx", "bcfyx")
+AXES = {4: "bcyx", 5: "bcfyx"}  # of images of Qwen-Image the frames' axis is that of channels
 OWN_AXES = {
     "CogVideoX": "bfcyx",  # pipeline_cogvideox.py, prepare_latents
     "Kandinsky 5": "bfyxc",  # pipeline_kandinsky.py, prepare_latents
@@ -44,6 +43,8 @@ MIXERS = re.compile(
     # what attention puts out, in diffusers and in transformers
     r"\.(to_out(_t)?(\.0(\.base_layer|\.lora_B\.style)?)?|to_add_out|out_proj|o_proj"
     r"|\w+_attention\.out_layer|SelfAttention\.o|(attention\.output|self_attention)\.dense"
+    # what a block of one stream puts out, which attention is a part of
+    r"|single_transformer_blocks\.\d+\.proj_out"
     # the mean of a text's tokens, in HunyuanVideo and Mochi
     r"|context_embedder\.time_text_embed\.text_embedder\.linear_2|pooler\.to_out)$"
 )
@@ -57,13 +58,17 @@ def unmix(pipe, patch):
         for name, module in part.named_modules() if isinstance(part, torch.nn.Module) else ():
             if MIXERS.search(f".{name}") and hasattr(module, "weight"):
                 module.weight.data.zero_()
-            elif re.search(r"norm_(added_)?[qk]$", name) and hasattr(module, "weight"):
+            elif re.search(r"norm_(added_)?[qk]$", name) and getattr(module, "weight", None) is not None:
                 module.weight.data /= 8  # else most attention is too little to compare
             elif isinstance(module, torch.nn.Conv2d | torch.nn.Conv3d):
                 keep_middle(module)
     patch.setattr(torch.nn.GroupNorm, "forward", lambda _, states: states)
     # LTX-2's, over all tokens of a text
-    patch.setattr(connectors, "per_layer_masked_mean_norm", lambda states, *_, **__: states.flatten(2))
+    patch.setattr(
+        connectors,
+        "per_layer_masked_mean_norm",
+        lambda text_hidden_states, **_: text_hidden_states.flatten(2),
+    )
 
 
 def keep_middle(convolution):
@@ -79,6 +84,7 @@ class Square:
     """A square of one image's pixels, in the last frame of a video."""
 
     image: int
+    images: int
     top: int
     left: int
     side: int
@@ -89,7 +95,8 @@ class Square:
     def of(cls, row, way, side):
         """At a place that another order of images, frames, rows or columns puts elsewhere."""
         top, left = way.size[0] // side // 4 * side, way.size[1] - 2 * side
-        return cls(max(way.total - 2, 0), top, left, side, way.size, row.frames or 1)
+        image = max(way.total - 2, 0)
+        return cls(image, way.total, top, left, side, way.size, row.frames or 1)
 
     def within(self, axes, shape):
         """The index of the square in an array with such axes."""
@@ -109,21 +116,21 @@ class Square:
         """Check that such an array is of images of the square's size."""
         lengths = dict(zip(axes, shape, strict=True))
         cells = [side // lengths[axis] for axis, side in zip("yx", self.size, strict=True)]
-        return lengths["b"] > self.image and cells[0] == cells[1] > 1
+        return lengths["b"] == self.images and cells[0] == cells[1] > 1
 
 
-def draws_otherwise(square, axes, cell):
+def draws_otherwise(square, own_axes, cell):
     """torch.randn, with other noise in the square, and the list of where that was."""
     real, planted = torch.randn, []
 
     def randn(*size, **options):
-        noise = real(*size, **options)
-        unpacked = noise
+        noise = unpacked = real(*size, **options)
+        axes = own_axes or AXES.get(noise.ndim, "")
         if axes == "b(yx)c" and noise.ndim == 3:
             unpacked = noise.unflatten(1, [side // cell for side in square.size])
-        own = axes.replace("(", "").replace(")", "")
-        if unpacked.ndim == len(own) and square.fits(own, unpacked.shape):
-            place = square.within(own, unpacked.shape)
+        axes = axes.replace("(", "").replace(")", "")
+        if len(axes) == unpacked.ndim > 0 and square.fits(axes, unpacked.shape):
+            place = square.within(axes, unpacked.shape)
             other = torch.Generator().manual_seed(5)
             unpacked[place] = 3 * real(unpacked[place].shape, generator=other, dtype=noise.dtype)
             planted.append(place)
@@ -160,8 +167,7 @@ def test_what_is_planted_is_found_there_and_nowhere_else(row, monkeypatch):
     levels = len(pipe.unet.config.block_out_channels) if hasattr(pipe, "unet") else 0
     # a cell of a UNet's deepest layer, of which its finest layers have many
     square = Square.of(row, way, 8 << (levels - 1) if levels else row.cell)
-    usual = AXES[row.frames is not None and row.frame_rows > 0]
-    axes = next((axes for name, axes in OWN_AXES.items() if name in row.name), usual)
+    axes = next((axes for name, axes in OWN_AXES.items() if name in row.name), None)
 
     before = ran(row, pipe, way, prompts)
     randn, planted = draws_otherwise(square, axes, row.cell)
