@@ -95,29 +95,6 @@ UNCLAIMED = {
         (FRAMES, ROWS, COLS),
     ),
     "ChronoEditTransformer3DModel": wan_like(),
-    "SkyReelsV2Transformer3DModel": wan_like(),
-    "CogView3PlusTransformer2DModel": Unclaimed(
-        {
-            **HEADS,
-            "in_channels": 4,
-            "out_channels": 4,
-            "num_layers": 2,
-            "text_embed_dim": WIDTH,
-            "time_embed_dim": 8,
-            "condition_dim": 2,
-            "pos_embed_max_size": 8,
-            "sample_size": 8,
-        },
-        lambda: {
-            "hidden_states": image(),
-            STATES: text(),
-            "timestep": torch.ones(1),
-            "original_size": torch.tensor([[64, 96]]),
-            "target_size": torch.tensor([[64, 96]]),
-            "crop_coords": torch.zeros(1, 2),
-        },
-        FIRST,
-    ),
     "EasyAnimateTransformer3DModel": Unclaimed(
         {
             "num_attention_heads": 2,
