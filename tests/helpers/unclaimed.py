@@ -95,6 +95,40 @@ UNCLAIMED = {
         (FRAMES, ROWS, COLS),
     ),
     "ChronoEditTransformer3DModel": wan_like(),
+    "ConsisIDTransformer3DModel": Unclaimed(
+        {
+            **HEADS,
+            "in_channels": 4,
+            "out_channels": 4,
+            "num_layers": 2,
+            "time_embed_dim": 2,
+            "text_embed_dim": WIDTH,
+            "sample_height": 2 * ROWS,
+            "sample_width": 2 * COLS,
+            "sample_frames": 9,
+            "max_text_seq_length": T,
+        },
+        # frames before channels, as in CogVideoX
+        of_video(hidden_states=noise(1, FRAMES, 4, 2 * ROWS, 2 * COLS)),
+        FIRST,
+        (FRAMES, ROWS, COLS),
+    ),
+    "CosmosTransformer3DModel": Unclaimed(
+        {
+            "num_attention_heads": 2,
+            "attention_head_dim": 16,
+            "in_channels": 4,
+            "out_channels": 4,
+            "num_layers": 2,
+            "text_embed_dim": WIDTH,
+            "adaln_lora_dim": 4,
+            "max_size": (FRAMES, 2 * ROWS, 2 * COLS),
+            "concat_padding_mask": False,
+        },
+        of_video(),
+        STATES,
+        (FRAMES, ROWS, COLS),
+    ),
     "EasyAnimateTransformer3DModel": Unclaimed(
         {
             "num_attention_heads": 2,

@@ -27,9 +27,10 @@ WAY = Way(prompts=2, images=2, size=(128, 192))
 # last token is in no prompt the word's: Kolors' pooled text is its state.
 PROMPTS = ("a cat on the sofa", "a red dog on sofa")
 OTHER = {"cat": "dog", "dog": "cat"}  # one token each
-OWN_PROMPTS = ("textual inversion", "HunyuanImage 2.1, quoted text", "HunyuanVideo 1.5, quoted text")
+QUOTED = ("HunyuanImage 2.1, quoted text", "HunyuanVideo 1.5, quoted text")
+OWN_PROMPTS = ("textual inversion", *QUOTED)
 # DiffEdit's latents are given for each prompt; the other mixes up masks of quoted texts.
-ONE_IMAGE = ("DiffEdit", "HunyuanImage 2.1, quoted text")
+ONE_IMAGE = ("DiffEdit", QUOTED[0])
 
 # Axes of the noise that a pipeline draws: batch, frames, channels, rows (y) and columns (x).
 AXES = {4: "bcyx", 5: "bcfyx"}  # of images of Qwen-Image the frames' axis is that of channels
@@ -56,18 +57,20 @@ def unmix(pipe, patch):
     kernel."""
     for part in pipe.components.values():
         for name, module in part.named_modules() if isinstance(part, torch.nn.Module) else ():
-            if MIXERS.search(f".{name}") and hasattr(module, "weight"):
-                module.weight.data.zero_()
-            elif re.search(r"norm_(added_)?[qk]$", name) and getattr(module, "weight", None) is not None:
-                module.weight.data /= 8  # else most attention is too little to compare
-            elif isinstance(module, torch.nn.Conv2d | torch.nn.Conv3d):
+            weight = getattr(module, "weight", None)
+            if isinstance(module, torch.nn.Conv2d | torch.nn.Conv3d):
                 keep_middle(module)
+            elif weight is not None and MIXERS.search(f".{name}"):
+                weight.data.zero_()
+            elif weight is not None and re.search(r"norm_(added_)?[qk]$", name):
+                weight.data /= 8  # else most attention is too little to compare
     patch.setattr(torch.nn.GroupNorm, "forward", lambda _, states: states)
     # LTX-2's, over all tokens of a text
     patch.setattr(
         connectors,
         "per_layer_masked_mean_norm",
         lambda text_hidden_states, **_: text_hidden_states.flatten(2),
+        raising=False,
     )
 
 
