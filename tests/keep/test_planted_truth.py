@@ -75,7 +75,7 @@ def unmix(pipe, patch):
 
 
 def keep_middle(convolution):
-    """Of a kernel whose places overlap."""
+    """Zero all but the middle of a kernel whose places overlap."""
     for axis, size in enumerate(convolution.kernel_size):
         if size > convolution.stride[axis]:
             weight = convolution.weight.data.transpose(axis + 2, -1)
@@ -96,13 +96,13 @@ class Square:
 
     @classmethod
     def of(cls, row, way, side):
-        """At a place that another order of images, frames, rows or columns puts elsewhere."""
+        """Return a square at a place that another order of images, frames, rows or columns puts elsewhere."""
         top, left = way.size[0] // side // 4 * side, way.size[1] - 2 * side
         image = max(way.total - 2, 0)
         return cls(image, way.total, top, left, side, way.size, row.frames or 1)
 
     def within(self, axes, shape):
-        """The index of the square in an array with such axes."""
+        """Return the index of the square in an array with such axes."""
         index = []
         for axis, length in zip(axes, shape, strict=True):
             first, end, whole = {
@@ -123,7 +123,7 @@ class Square:
 
 
 def draws_otherwise(square, own_axes, cell):
-    """torch.randn, with other noise in the square, and the list of where that was."""
+    """Return torch.randn with other noise in the square, and the list of where that was."""
     real, planted = torch.randn, []
 
     def randn(*size, **options):
@@ -149,8 +149,8 @@ def ran(row, pipe, way, prompts):
 
 
 def moved(before, after):
-    """How far the log of attention moved, from the median over columns, which are moved by the sum
-    over all keys. What is next to nothing is left out."""
+    """Return how far the log of attention moved from the median over columns, which all move with
+    the sum over all keys. Values that are nearly 0 are left out."""
     least = 1e-20
     held = (before > least) & (after > least)
     moved = torch.where(held, after.double().log() - before.double().log(), torch.nan)

@@ -132,7 +132,7 @@ FAMILIES = (
         preset="joint",
         guidance={"AuraFlowPipeline": NEGATIVE_FIRST_IN_CALL},
     ),
-    # Zheng et al. 2024. Of it and of CogView4 both streams go through the same projections.
+    # Zheng et al. 2024. Here and in CogView4 both streams go through the same projections.
     Family(
         name="CogView3-Plus",
         denoisers=("CogView3PlusTransformer2DModel",),
