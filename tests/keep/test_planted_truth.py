@@ -123,7 +123,7 @@ class Square:
 
 
 def draws_otherwise(square, own_axes, cell):
-    """Return torch.randn with other noise in the square, and the list of where that was."""
+    """Return torch.randn with other noise in the square, and a list of where."""
     real, planted = torch.randn, []
 
     def randn(*size, **options):
