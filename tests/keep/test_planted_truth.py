@@ -96,7 +96,7 @@ class Square:
 
     @classmethod
     def of(cls, row, way, side):
-        """Return a square at a place that another order of images, frames, rows or columns puts elsewhere."""
+        """Return a square where another order of images, frames, rows or columns moves it."""
         top, left = way.size[0] // side // 4 * side, way.size[1] - 2 * side
         image = max(way.total - 2, 0)
         return cls(image, way.total, top, left, side, way.size, row.frames or 1)
