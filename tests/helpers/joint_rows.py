@@ -15,6 +15,7 @@ from helpers.transformer_rows import FLUX, HALF, PATCHES
 chroma = by_default("ChromaPipeline")
 auraflow = by_default("AuraFlowPipeline")
 bria = by_default("BriaPipeline")
+cogview3 = by_default("CogView3PlusPipeline")
 longcat = by_default("LongCatImagePipeline")
 hidream = by_default("HiDreamImagePipeline")
 ovis = by_default("OvisImagePipeline")
@@ -69,6 +70,7 @@ JOINT = (
     ),
     Row("AuraFlow", auraflow, short, n_text=8 + 24, **{**BATCHED, "processors": ("fused",)}),
     Row("Bria", bria, short, n_text=24, **BATCHED),
+    Row("CogView3-Plus", cogview3, short, n_text=24, **{**BATCHED, "layers": 2}),
     Row("HiDream-I1", hidream, of_area, n_text=3 * 24, **IMAGE_FIRST),
     # the tiny tokenizer spells its instruction in letters
     Row(

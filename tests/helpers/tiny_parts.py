@@ -76,6 +76,7 @@ PROJECTED = (
     tokenizers.tiny_tokenizer,
 )
 T5 = (encoders.tiny_t5_encoder, tokenizers.tiny_t5)
+UMT5 = (partial(encoders.tiny_t5_encoder, kind=UMT5EncoderModel), tokenizers.tiny_t5)
 BYT5 = (encoders.tiny_t5_encoder, ByT5Tokenizer)
 GEMMA = (encoders.tiny_gemma_encoder, tokenizers.tiny_gemma)
 VISION = (encoders.tiny_qwen_vl, tokenizers.tiny_qwen)
@@ -108,6 +109,7 @@ PARTS: dict[str, dict[str, Any]] = {
     "Bria": texts(T5),
     "Chroma": texts(T5),
     "CogVideoX": {**texts(T5), "scheduler": CogVideoXDDIMScheduler},
+    "CogView3": {**texts(T5), "scheduler": CogVideoXDDIMScheduler},
     "CogView4": {**texts((encoders.tiny_glm_encoder, tokenizers.tiny_glm)), **SHIFTING},
     "ErnieImage": texts((lambda: encoders.tiny_mistral3().model, tokenizers.tiny_mistral)),
     "Flux": {
@@ -187,6 +189,7 @@ PARTS: dict[str, dict[str, Any]] = {
         **SHIFTING,
     },
     "Sana": texts(GEMMA),
-    "Wan": texts((partial(encoders.tiny_t5_encoder, kind=UMT5EncoderModel), tokenizers.tiny_t5)),
+    "SkyReelsV2": texts(UMT5),
+    "Wan": texts(UMT5),
     "ZImage": texts((encoders.tiny_qwen3, tokenizers.tiny_qwen)),
 }

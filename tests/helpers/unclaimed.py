@@ -95,28 +95,39 @@ UNCLAIMED = {
         (FRAMES, ROWS, COLS),
     ),
     "ChronoEditTransformer3DModel": wan_like(),
-    "SkyReelsV2Transformer3DModel": wan_like(),
-    "CogView3PlusTransformer2DModel": Unclaimed(
+    "ConsisIDTransformer3DModel": Unclaimed(
         {
             **HEADS,
             "in_channels": 4,
             "out_channels": 4,
             "num_layers": 2,
+            "time_embed_dim": 2,
             "text_embed_dim": WIDTH,
-            "time_embed_dim": 8,
-            "condition_dim": 2,
-            "pos_embed_max_size": 8,
-            "sample_size": 8,
+            "sample_height": 2 * ROWS,
+            "sample_width": 2 * COLS,
+            "sample_frames": 9,
+            "max_text_seq_length": T,
         },
-        lambda: {
-            "hidden_states": image(),
-            STATES: text(),
-            "timestep": torch.ones(1),
-            "original_size": torch.tensor([[64, 96]]),
-            "target_size": torch.tensor([[64, 96]]),
-            "crop_coords": torch.zeros(1, 2),
-        },
+        # frames before channels, as in CogVideoX
+        of_video(hidden_states=noise(1, FRAMES, 4, 2 * ROWS, 2 * COLS)),
         FIRST,
+        (FRAMES, ROWS, COLS),
+    ),
+    "CosmosTransformer3DModel": Unclaimed(
+        {
+            "num_attention_heads": 2,
+            "attention_head_dim": 16,
+            "in_channels": 4,
+            "out_channels": 4,
+            "num_layers": 2,
+            "text_embed_dim": WIDTH,
+            "adaln_lora_dim": 4,
+            "max_size": (FRAMES, 2 * ROWS, 2 * COLS),
+            "concat_padding_mask": False,
+        },
+        of_video(),
+        STATES,
+        (FRAMES, ROWS, COLS),
     ),
     "EasyAnimateTransformer3DModel": Unclaimed(
         {

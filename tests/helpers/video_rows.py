@@ -9,6 +9,7 @@ from helpers.tiny_pipelines import by_default, tiny, tiny_model
 FRAMES = 5  # of the video, two of a latent that is cut by four
 wan = by_default("WanPipeline")
 ltx = by_default("LTXPipeline")
+skyreels = by_default("SkyReelsV2Pipeline")
 wan_transformer = partial(tiny_model, "WanTransformer3DModel")
 video = partial(sized, num_frames=FRAMES, max_sequence_length=12)
 long_video = partial(video, num_frames=9)  # two frames of a latent that is cut by eight
@@ -33,5 +34,6 @@ BY_32: Options = {**BATCHED, "unit": 32, "cell": 32}
 
 VIDEOS = (
     Row("Wan 2.1", wan, video, in_turn=True, **VIDEO),
+    Row("SkyReels V2", skyreels, video, in_turn=True, **VIDEO),
     Row("LTX-Video", ltx, long_video, **BY_32),
 )

@@ -246,10 +246,12 @@ FAMILIES = (
     "Heun scheduler (second order)", "image to image", "Stable Diffusion 3",
     "Stable Diffusion 3, second-order scheduler", "FLUX.1", "FLUX.1, image to image",
     "FLUX.1 Kontext", "FLUX.2", "FLUX.2 klein", "Qwen-Image", "PixArt Sigma", "Sana", "Z-Image",
-    "Lumina 2", "CogView4", "Krea 2", "Chroma", "AuraFlow", "Bria", "HiDream-I1", "Ovis-Image",
+    "Lumina 2", "CogView3-Plus", "CogView4", "Krea 2", "Chroma", "AuraFlow", "Bria", "HiDream-I1",
+    "Ovis-Image",
     "ERNIE-Image", "LongCat-Image", "HunyuanImage 2.1", "Kandinsky 5", "Wan 2.1",
     "Wan 2.1, from an image", "Wan 2.2, from an image", "Wan 2.2 5B", "Wan 2.2 5B, from an image",
-    "LTX-Video", "LTX-2", "LTX-2, from an image", "CogVideoX", "HunyuanVideo", "HunyuanVideo 1.5",
+    "SkyReels V2", "LTX-Video", "LTX-2", "LTX-2, from an image", "CogVideoX", "HunyuanVideo",
+    "HunyuanVideo 1.5",
     "Mochi",
 )  # fmt: skip
 SMALL = Way(size=(64, 96))

@@ -3,7 +3,17 @@
 import numpy as np
 import pytest
 import torch
-from helpers.joint_rows import auraflow, bria, chroma, ernie, hidream, hunyuan_image, longcat, ovis
+from helpers.joint_rows import (
+    auraflow,
+    bria,
+    chroma,
+    cogview3,
+    ernie,
+    hidream,
+    hunyuan_image,
+    longcat,
+    ovis,
+)
 from helpers.joint_video_rows import mochi
 from helpers.matrix_oracle import processors
 from helpers.padded_rows import cogview4, hunyuan_dit, krea2, lumina2, z_image
@@ -25,6 +35,7 @@ REFUSED = {  # knockouts, and stores: but ERNIE's layers may be watched by one
     hunyuan_image: (f"{UNKNOWN_LAYER}.*rotary", OTHER_PLACES),
     z_image: (UNLIKE_ROWS, OTHER_PLACES),
     lumina2: (UNLIKE_ROWS, OTHER_PLACES),
+    cogview3: (f"{UNKNOWN_LAYER}.*two streams", f"{UNKNOWN_LAYER}.*two streams"),
     cogview4: (f"{UNKNOWN_LAYER}.*two streams", f"{UNKNOWN_LAYER}.*two streams"),
     krea2: ("no heads with projections", OTHER_PLACES),
     hunyuan_dit: ("does more than a plain attention", OTHER_PLACES),

@@ -73,12 +73,16 @@ CASES = [
     case("OvisImagePipeline", ALONE, of_length(180), tokenizer=tiny_qwen("left")),
     case("Kandinsky5T2IPipeline", {}, {}, prompts=SPACED),
     case("Kandinsky5T2IPipeline", {}, {}, prompts=SPACED, tokenizer=tiny_qwen_processor("left")),
+    case("CogView3PlusPipeline", ALONE, of_length(24)),
     case("CogView4Pipeline", ALONE, {}),
     case("CogView4Pipeline", ALONE, {}, prompts=["cat " * 14, "dog"]),
     case("CogView4Pipeline", ALONE, of_length(10)),
     *(
         case(kind, ALONE, of_length(length), prompts=CLEAN)
-        for kind in ("WanPipeline", "WanImageToVideoPipeline", "LTXPipeline", "MochiPipeline")
+        for kind in (
+            *("WanPipeline", "WanImageToVideoPipeline", "SkyReelsV2Pipeline", "LTXPipeline"),
+            "MochiPipeline",
+        )
         for length in (24, 6)
     ),
     case("CogVideoXPipeline", ALONE, of_length(24)),

@@ -91,7 +91,6 @@ def unclaimed(name, **more):
 
 # By diffusers' source; the text's place and the grid are in helpers.unclaimed
 LAYERS = {
-    "CogView3PlusTransformer2DModel": {"transformer_blocks.*.attn1": (2, "double", "joint")},
     "EasyAnimateTransformer3DModel": {"transformer_blocks.*.attn1": (2, "double", "joint")},
     "MotifVideoTransformer3DModel": {
         "transformer_blocks.*.attn": (1, "double", "joint"),
@@ -190,7 +189,7 @@ def test_a_module_without_a_processor_is_named_but_not_listed():
 
 def test_a_model_is_neither_called_nor_changed_and_may_have_no_weights():
     with torch.device("meta"):
-        model = unclaimed("CogView3PlusTransformer2DModel")
+        model = unclaimed("EasyAnimateTransformer3DModel")
     before = torch.get_rng_state()
     held = list(model.modules())
     draft_family(model)
@@ -205,13 +204,13 @@ def test_the_command_prints_a_module_for_an_unknown_model_only(tmp_path, monkeyp
     monkeypatch.setattr("sys.argv", ["new_family", str(tmp_path)])
     with pytest.raises(SystemExit, match="no denoiser that needs a record"):
         main()
-    unclaimed("CogView3PlusTransformer2DModel").save_pretrained(tmp_path / "transformer")
+    unclaimed("EasyAnimateTransformer3DModel").save_pretrained(tmp_path / "transformer")
     index = json.loads((tmp_path / "model_index.json").read_text())
-    index["transformer"] = ["diffusers", "CogView3PlusTransformer2DModel"]
+    index["transformer"] = ["diffusers", "EasyAnimateTransformer3DModel"]
     del index["unet"]
     (tmp_path / "model_index.json").write_text(json.dumps(index))
     main()
     names = {}
     exec(capsys.readouterr().out, names)  # all of stdout is a module
-    assert names["FAMILY"].denoisers == ("CogView3PlusTransformer2DModel",)
+    assert names["FAMILY"].denoisers == ("EasyAnimateTransformer3DModel",)
     assert names["FAMILY"].layers == {"transformer_blocks.*.attn1": ("double", "joint")}

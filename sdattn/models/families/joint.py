@@ -1,5 +1,5 @@
-"""Joint attention of several streams: Stable Diffusion 3 (Esser et al. 2024), AuraFlow, CogView4,
-HiDream-I1, and the videos of CogVideoX and Mochi."""
+"""Joint attention of several streams: Stable Diffusion 3 (Esser et al. 2024), AuraFlow,
+CogView3-Plus and CogView4, HiDream-I1, and the videos of CogVideoX and Mochi."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -132,7 +132,15 @@ FAMILIES = (
         preset="joint",
         guidance={"AuraFlowPipeline": NEGATIVE_FIRST_IN_CALL},
     ),
-    # Both streams go through the same projections.
+    # Zheng et al. 2024. Here and in CogView4 both streams go through the same projections.
+    Family(
+        name="CogView3-Plus",
+        denoisers=("CogView3PlusTransformer2DModel",),
+        layers={"transformer_blocks.*.attn1": ("double", "joint")},
+        joined="text first",
+        guidance={"CogView3PlusPipeline": NEGATIVE_FIRST},
+        preset="joint",
+    ),
     Family(
         name="CogView4",
         denoisers=("CogView4Transformer2DModel",),

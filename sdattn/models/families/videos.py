@@ -1,4 +1,4 @@
-"""Videos as one sequence: Wan 2.1 and 2.2, LTX-Video, LTX-2 and MiniMax-H3."""
+"""Videos as one sequence: Wan 2.1 and 2.2, SkyReels V2, LTX-Video, LTX-2 and MiniMax-H3."""
 
 import math
 from collections.abc import Sequence
@@ -197,6 +197,16 @@ FAMILIES = (
         patch=2,
         readers={"Wan": read_wan},
         guidance=dict.fromkeys(_PIPELINES, IN_TURN),
+    ),
+    # Wan's blocks. Pipelines with diffusion forcing run the model on parts of a video: unlisted.
+    _Wan(
+        name="SkyReels V2",
+        denoisers=("SkyReelsV2Transformer3DModel",),
+        layers={"blocks.*.attn1": ("block", "self"), "blocks.*.attn2": ("block", "cross")},
+        video=True,
+        fps=24,
+        patch=2,
+        guidance={"SkyReelsV2Pipeline": IN_TURN},
     ),
     Family(
         name="LTX-Video",
