@@ -1,0 +1,141 @@
+"""Did a word arrive in the image? Its map tells, see :meth:`sdattn.Heatmaps.score`.
+
+The cells of an object attend strongly to its word. A forgotten word's map has no high peak, and
+where it is highest another word is higher. What is high differs from model to model: a word is
+compared with the others of its prompt ("weak"), and with a threshold only where a
+:class:`Calibration` gives the model's own ("missing").
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+from ..errors import InvalidValueError, MissingFileError
+from ..files.records import Record, read_document, read_sealed, sealed
+from ..files.writing import write_whole
+from ..models.demos import DEMOS
+from .heatmap import Heatmap
+
+FORMAT = "sdattn-calibration-1"
+WEAK = 0.5  # of the highest peak of a run's words, see demos/evaluation/evaluate_arrival.py
+CALIBRATION = "calibration.json"  # next to a demo's weights
+_DO = "Make it again with `python -m scripts.calibrate`."
+
+
+@dataclass(frozen=True)
+class Arrival(Record):
+    """A word that probably did not arrive in the image.
+
+    Attributes:
+        word: the word.
+        columns: its token columns.
+        verdict: ``"missing"``: its peak is below the model's calibrated one; ``"weak"``: far below
+            the peaks of the prompt's other words, in a model that is not calibrated.
+        peak: highest value of its map, in the unit of the maps.
+        below: the peak that it is below.
+        instead: the word whose map is highest at its peak, or None if that is itself.
+    """
+
+    word: str
+    columns: tuple[int, ...]
+    verdict: Literal["missing", "weak"]
+    peak: float
+    below: float
+    instead: str | None = None
+
+
+@dataclass(frozen=True)
+class Calibration(Record):
+    """The peak below which a word is missing from one model's images.
+
+    Attributes:
+        model: the model's name.
+        preset: title of the preset of its maps.
+        peak: the threshold, in the unit of the maps.
+        words, missing: number of words that it was chosen by, and of those that were missing.
+        auc: probability that a missing word's peak is below that of another word.
+    """
+
+    model: str
+    preset: str
+    peak: float
+    words: int
+    missing: int
+    auc: float
+
+    @classmethod
+    def read(cls, path: str | Path) -> Calibration:
+        """Read what :meth:`write` wrote; raise FileNotFoundError, or ValueError if it was
+        changed."""
+        try:
+            data = Path(path).read_bytes()
+        except FileNotFoundError:
+            raise MissingFileError(f"There is no calibration {path}. {_DO}") from None
+        return read_document(cls, read_sealed(data, path, FORMAT, _DO, "checksum"), path, _DO)
+
+    def write(self, path: str | Path) -> None:
+        """Write it as JSON, with a checksum."""
+        write_whole(Path(path), sealed({"format": FORMAT, **self.to_json()}))
+
+    def check(self, preset: str) -> None:
+        """Raise ValueError if it is for maps of another preset."""
+        if preset != self.preset:
+            raise InvalidValueError(
+                f"The calibration of {self.model!r} is for the preset {self.preset!r}, and these "
+                f"maps are of {preset!r}. Calibrate the model with that preset."
+            )
+
+
+@cache
+def calibration_of(model: str | None) -> Calibration | None:
+    """Return the calibration of a demo model, by its name, or None."""
+    path = DEMOS[model] / CALIBRATION if model in DEMOS else None
+    return Calibration.read(path) if path and path.exists() else None
+
+
+def peak_of(heatmap: Heatmap) -> float:
+    return float(heatmap.values.detach().max())
+
+
+def mean_log_peak(maps: Sequence[Heatmap]) -> float:
+    """Return the mean of the natural logarithms of the maps' peaks; a zero counts as the smallest
+    float32."""
+    least = torch.finfo(torch.float32).tiny
+    return math.fsum(math.log(max(peak_of(one), least)) for one in maps) / len(maps)
+
+
+def arrivals(
+    maps: Sequence[Heatmap], others: Sequence[Heatmap], calibration: Calibration | None
+) -> list[Arrival]:
+    """Return the words that probably did not arrive, the lowest peak first.
+
+    Args:
+        maps: maps of the words that are judged.
+        others: maps of all words that may stand in their place.
+    """
+    if calibration is None:
+        below, verdict = WEAK * max(map(peak_of, maps)), "weak"
+    else:
+        below, verdict = calibration.peak, "missing"
+    found = []
+    for one in maps:
+        if peak_of(one) < below:
+            found.append(
+                Arrival(one.label, one.columns, verdict, peak_of(one), below, _instead(one, others))
+            )
+    return sorted(found, key=lambda arrival: arrival.peak)
+
+
+def _instead(word: Heatmap, others: Sequence[Heatmap]) -> str | None:
+    """Return the word whose map is highest where ``word``'s is, or None if it is itself."""
+    at = int(word.values.argmax())
+    highest = max(others, key=lambda other: float(other.values.flatten()[at]))
+    own = float(word.values.flatten()[at])
+    return None if float(highest.values.flatten()[at]) <= own else highest.label
