@@ -1,0 +1,218 @@
+"""Measure on the demo whether its maps tell which words arrived, and choose the seed that has all.
+
+Prompts that training never saw are drawn from several seeds each, and a checker that knows nothing
+of the model says what is in each image. Half of the prompts choose the measure and the thresholds,
+the other half report: how well a noun's map tells that it is missing, and how many images are as
+asked if a seed is chosen by its score after a part of the steps, at random, or by the checker
+itself. More prompts of three things are drawn for their rows alone. Each prompt is kept in
+``--work`` as it ends; run again, the command goes on where it stopped.
+
+    python -m demos.evaluation.evaluate_arrival --checker build/checker/checker.safetensors
+    python -m demos.evaluation.evaluate_arrival --work build/arrival --calibration FILE
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable, Iterable, Sequence
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from scripts.calibrate import auc, fit
+from sdattn.maps.arrival import peak_of
+
+from .arrival import Drawn, Floats, draw, measured, prompts_of, read
+from .images import Asked
+from .measures import interval
+from .records import claim, split_of
+from .seeing import Subject, accuracy_of, machine, subject_of
+
+END = (0.5, 1.0)  # of the run: what the default preset reads
+SHARES = (0.2, 0.3, 0.5)
+ROUNDS = 1000  # of the bootstrap
+Rows = dict[str, list[Drawn]]
+
+
+def in_turn(asked: Sequence[Asked], mixed: int) -> list[Asked]:
+    """Return the prompts so that any beginning has its part of those of three things."""
+    first, more = asked[:mixed], asked[mixed:]
+    each = max(1, mixed // max(1, len(more)))
+    found: list[Asked] = []
+    for i, one in enumerate(first):
+        found.append(one)
+        if i % each == each - 1:
+            found += more[i // each : i // each + 1]
+    return found + more[len(first) // each :]
+
+
+def groups(drawn: Iterable[Drawn], mixed: int) -> Rows:
+    """Return the prompts by the rows of the tables. Those drawn for their three things alone are in
+    no other row."""
+    rows: Rows = {"all": [], "one thing": [], "two things": [], "three things": []}
+    for one in drawn:
+        if one.number < mixed:
+            rows["all"].append(one)
+        rows[[*rows][len(one.nouns)]].append(one)
+    return {name: held for name, held in rows.items() if held}
+
+
+def told_apart(drawn: Sequence[Drawn], first: float, last: float) -> dict[str, Any]:
+    """Return the AUC of each measure for missing nouns, with its 95 % interval over prompts."""
+    values: dict[str, list[Floats]] = {}
+    missing, prompts = [], []
+    for one in drawn:
+        for seed, there in enumerate(one.there):
+            missing.append(~there)
+            prompts.append(np.full(len(there), one.number))
+            for name, found in measured(one, seed, first, last).items():
+                values.setdefault(name, []).append(found)
+    absent, owner = np.concatenate(missing), np.concatenate(prompts)
+    every = {name: np.concatenate(held) for name, held in values.items()}
+    told: dict[str, Any] = {"nouns": len(absent), "missing": int(absent.sum())}
+    for name, held in every.items():
+        told[name] = resampled(owner, lambda some, held=held: auc(held[some], absent[some]), absent)
+    return told
+
+
+def resampled(
+    owner: np.ndarray, figure: Callable[[np.ndarray], float], absent: np.ndarray
+) -> list[float]:
+    """Return a figure and the ends of its 95 % interval, by resampling whole prompts."""
+    every = np.arange(len(owner))
+    if not 0 < absent.sum() < len(absent):
+        return [float("nan")] * 3
+    by_prompt = [np.flatnonzero(owner == name) for name in np.unique(owner)]
+    rng = np.random.default_rng(0)
+    found = []
+    for _ in range(ROUNDS):
+        some = np.concatenate([by_prompt[i] for i in rng.integers(0, len(by_prompt), len(by_prompt))])
+        if 0 < absent[some].sum() < len(some):
+            found.append(figure(some))
+    return [figure(every), *np.percentile(found, [2.5, 97.5]).tolist()]
+
+
+def chosen(
+    drawn: Sequence[Drawn], n: int, score: Callable[[Drawn, int], float]
+) -> tuple[Floats, np.ndarray]:
+    """Return for each choice of ``n`` of a prompt's seeds whether the image with the highest score
+    is as asked, and the prompt's number."""
+    right, owner = [], []
+    for one in drawn:
+        scores = [score(one, seed) for seed in range(len(one.right))]
+        for some in combinations(range(len(scores)), n):
+            right.append(float(one.right[max(some, key=lambda seed: scores[seed])]))
+            owner.append(one.number)
+    return np.array(right), np.array(owner)
+
+
+def choices(drawn: Sequence[Drawn], seeds: int) -> dict[str, Any]:
+    """Return the share of images as asked, [mean, low, high], by number of candidates and by what
+    chooses, with the price in calls of the model, in images."""
+    told: dict[str, Any] = {"prompts": len(drawn)}
+    told["1"] = {"random": [*interval(*chosen(drawn, 1, lambda *_: 0.0))]}
+    for n in [n for n in (2, 4, 8) if n <= seeds]:
+        row: dict[str, Any] = {}
+        for share in (*SHARES, 1.0):
+            part = END if share == 1 else (0.0, share)
+            found = chosen(drawn, n, lambda one, seed, p=part: one.heatmaps(seed, *p).score())
+            price = n * share + (share < 1)
+            row[str(share)] = {"as asked": [*interval(*found)], "price": round(price, 2)}
+        row["checker"] = [*interval(*chosen(drawn, n, lambda one, seed: float(one.right[seed])))]
+        told[str(n)] = row
+    return told
+
+
+def peaks_of(drawn: Iterable[Drawn]) -> tuple[list[float], list[float], list[bool]]:
+    """Return the peak of each noun's default map, the same as a part of its image's highest, and
+    if the noun is missing."""
+    peaks, parts, missing = [], [], []
+    for one in drawn:
+        for seed, there in enumerate(one.there):
+            heatmaps = one.heatmaps(seed, *END)
+            highest = max(map(peak_of, heatmaps.judged()))
+            for noun, is_there in zip(one.nouns, there, strict=True):
+                peaks.append(peak_of(heatmaps[noun]))
+                parts.append(peaks[-1] / highest)
+                missing.append(not is_there)
+    return peaks, parts, missing
+
+
+def flagged(drawn: Iterable[Drawn], below: float) -> dict[str, float]:
+    """Return how many of the missing nouns, of the others, and of the words of grounds are below a
+    threshold."""
+    peaks, _, missing = peaks_of(drawn)
+    low, absent = np.array(peaks) < below, np.array(missing)
+    grounds = []
+    for one in drawn:
+        for seed in range(len(one.right)):
+            for word in one.heatmaps(seed, *END).judged():
+                if word.label not in one.nouns:
+                    grounds.append(peak_of(word) < below)
+    return {
+        "missing nouns": float(low[absent].mean()),
+        "other nouns": float(low[~absent].mean()),
+        "grounds": float(np.mean(grounds)) if grounds else float("nan"),
+    }
+
+
+def figures(drawn: Sequence[Drawn], mixed: int, seeds: int, model: str) -> dict[str, Any]:
+    """Return all figures: of the half that chooses, and of the one that reports."""
+    halves: dict[str, list[Drawn]] = {"for choosing": [], "reported": []}
+    for one in drawn:
+        halves[split_of(one.number)].append(one)
+    peaks, parts, missing = peaks_of(halves["for choosing"])
+    calibration = fit(model, "default", peaks, missing)
+    weak = fit(model, "default", parts, missing)
+    told: dict[str, Any] = {"calibration": calibration.to_json(), "weak": weak.to_json()}
+    told["flagged"] = flagged(halves["reported"], calibration.peak)
+    for half, some in halves.items():
+        told[half] = {}
+        for name, held in groups(some, mixed).items():
+            parts_of_run = {"end": END, **{str(share): (0.0, share) for share in SHARES}}
+            told[half][name] = {
+                "auc": {part: told_apart(held, *at) for part, at in parts_of_run.items()},
+                "candidates": choices(held, seeds),
+            }
+    return told
+
+
+def main(given: list[str] | None = None) -> None:
+    """Read the options, draw what is missing, and print and write the figures."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--model", default="demo", help="demo, or a folder of one")
+    parser.add_argument(
+        "--checker", type=Path, default=Path("build/checker/checker.safetensors"), help="of sprites"
+    )
+    parser.add_argument("--prompts", type=int, default=200)
+    parser.add_argument("--three", type=int, default=60, help="further prompts of three things")
+    parser.add_argument("--seeds", type=int, default=4, help="of each prompt")
+    parser.add_argument("--scene-seed", type=int, default=78, help="which unseen prompts")
+    parser.add_argument("--most", type=int, help="read no more prompts than these")
+    parser.add_argument("--calibration", type=Path, help="write the threshold into this file")
+    parser.add_argument("--work", type=Path, default=Path("build/arrival"))
+    args = parser.parse_args(given)
+    later = ("work", "checker", "most", "calibration")  # may differ when it goes on
+    claim(args.work, {name: value for name, value in vars(args).items() if name not in later})
+    torch.set_num_threads(1)
+    subject = subject_of(args.model, args.checker)
+    asked = prompts_of(subject.make, args.prompts, args.three, args.scene_seed)
+    drawn = []
+    for one in in_turn(asked, args.prompts)[: args.most]:
+        path = args.work / f"{one[0]}.safetensors"
+        draw(subject, one, path, args.seeds)
+        drawn.append(read(subject, one, path))
+    found = figures(drawn, args.prompts, args.seeds, args.model)
+    report = {"machine": machine(), "checker": accuracy_of(args.checker), **found}
+    (args.work / "figures.json").write_text(json.dumps(report, indent=1) + "\n")
+    print(json.dumps(report, indent=1))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,128 @@
+"""Heatmaps.score() and missing(): which words of a prompt arrived in the image."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+from helpers.tiny_tokenizers import tiny_tokenizer
+
+from sdattn import Heatmaps, read_prompt
+from sdattn.maps.arrival import WEAK, Calibration, calibration_of
+from sdattn.models.demos import DEMOS
+
+PROMPT = "a red cat and a dog"
+PEAKS = {"red": 0.9, "cat": 0.6, "dog": 0.1, "a": 0.01, "and": 0.02}
+CALIBRATION = Calibration("demo", "default", peak=0.2, words=9, missing=3, auc=0.9)
+
+
+def planted(text=PROMPT, **peaks):
+    """Heatmaps of a prompt whose words have one peak each, in cells of their own, on a ground."""
+    prompt = read_prompt(tiny_tokenizer(), text)
+    maps = torch.full((4, 6, len(prompt.tokens)), 1e-3)
+    for i, word in enumerate(prompt.seen):
+        maps.view(24, -1)[i, word.columns[0]] = {**PEAKS, **peaks}[word.text]
+    return Heatmaps(prompt, maps)
+
+
+def test_the_score_is_the_mean_logarithm_of_the_peaks_of_things():
+    assert planted().score() == pytest.approx((math.log(0.6) + math.log(0.1)) / 2, abs=1e-6)
+    maps = torch.rand(5, 3, 77, generator=torch.Generator().manual_seed(1))
+    hm = Heatmaps(read_prompt(tiny_tokenizer(), PROMPT), maps)
+    cells = maps.numpy().astype(np.float64).reshape(15, 77)
+    peaks = [cells[:, hm[word].columns].sum(1).max() for word in ("cat", "dog")]
+    assert hm.score() == pytest.approx(np.log(peaks).mean(), abs=1e-6)
+
+
+def test_chosen_words_and_phrases_are_scored_each_occurrence_for_itself():
+    hm = planted()
+    assert hm.score(["red"]) == pytest.approx(math.log(0.9), abs=1e-6)
+    assert hm.score(["red cat"]) == pytest.approx(math.log(0.901), abs=1e-6)
+    both = planted("a cat and a cat")
+    both.maps.view(24, -1)[4, both.find("cat")[1].columns[0]] = 0.06
+    assert both.score() == pytest.approx(math.log(0.6 * 0.06) / 2, abs=1e-6)
+    assert both.score(["cat"]) == both.score()
+
+
+def test_a_word_without_attention_has_a_finite_score_below_all_others():
+    hm = planted()
+    hm.maps[..., hm["dog"].columns[0]] = 0
+    assert -100 < hm.score(["dog"]) < math.log(1e-30)
+
+
+def test_without_things_the_content_words_are_scored_and_without_both_it_is_refused():
+    assert planted("a red and a red").score() == pytest.approx(math.log(0.9), abs=1e-6)
+    none = planted("a and a")
+    assert none.judged() == []
+    with pytest.raises(ValueError, match=r"'a and a' .* names a thing. Pass `words`"):
+        none.score()
+    assert planted().keep(planted()["cat"].columns).score() == pytest.approx(math.log(0.6), abs=1e-6)
+
+
+@pytest.mark.parametrize("words", ["cat", []])
+def test_words_that_are_no_list_are_refused(words):
+    for ask in (planted().score, planted().missing):
+        with pytest.raises(ValueError, match="a list of words and phrases"):
+            ask(words)
+    with pytest.raises(KeyError, match="cow"):
+        planted().missing(["cow"])
+
+
+def test_a_word_far_below_the_others_is_weak():
+    hm = planted(dog=0.6 * WEAK - 0.01)
+    [dog] = hm.missing()
+    assert (dog.word, dog.verdict, dog.columns) == ("dog", "weak", hm["dog"].columns)
+    assert dog.peak == pytest.approx(0.6 * WEAK - 0.01) and dog.below == pytest.approx(0.6 * WEAK)
+    assert planted(dog=0.6 * WEAK + 0.01).missing() == []
+    assert planted(dog=1e-3).missing(["dog"]) == []  # nothing to compare it with
+
+
+def test_a_word_below_its_models_threshold_is_missing_and_the_lowest_comes_first(tmp_path):
+    hm = planted(cat=0.19, dog=0.1)
+    CALIBRATION.write(tmp_path / "own.json")
+    for calibration in (CALIBRATION, tmp_path / "own.json", str(tmp_path / "own.json")):
+        found = hm.missing(calibration=calibration)
+        assert [(one.word, one.verdict, one.below) for one in found] == [
+            ("dog", "missing", 0.2),
+            ("cat", "missing", 0.2),
+        ]
+    assert planted(cat=0.21, dog=0.21).missing(calibration=CALIBRATION) == []
+    assert [one.word for one in hm.missing(["cat"], calibration=CALIBRATION)] == ["cat"]
+
+
+def test_it_says_which_content_word_stands_where_a_missing_one_is_highest():
+    hm = planted()
+    assert hm.missing()[0].instead is None  # it is the highest there itself
+    at = hm.maps.view(24, -1)[5]  # the cell of the dog's peak
+    at[hm.find("a")[0].columns[0]], at[hm["cat"].columns[0]] = 0.9, 0.2  # "a" is no content word
+    assert hm.missing()[0].instead == "cat"
+
+
+def test_a_video_is_judged_over_all_frames():
+    hm = planted()
+    maps = torch.stack([hm.maps * 0.5, hm.maps])
+    assert Heatmaps(hm.prompt, maps).score() == hm.score()
+    assert Heatmaps(hm.prompt, maps).missing() == hm.missing()
+
+
+def test_a_calibration_is_for_its_preset_and_what_is_written_is_read(tmp_path):
+    path = tmp_path / "own.json"
+    CALIBRATION.write(path)
+    assert Calibration.read(path) == CALIBRATION
+    other = Calibration("demo", "daam", peak=0.2, words=9, missing=3, auc=0.9)
+    with pytest.raises(ValueError, match="preset 'daam'.*'default'"):
+        planted().missing(calibration=other)
+    document = json.loads(path.read_text())
+    path.write_text(json.dumps({**document, "peak": 0.5}, indent=1) + "\n")
+    with pytest.raises(ValueError, match=r"checksum differs.*scripts\.calibrate"):
+        Calibration.read(path)
+    with pytest.raises(FileNotFoundError, match=r"no calibration .*scripts\.calibrate"):
+        planted().missing(calibration=tmp_path / "none.json")
+
+
+def test_only_demos_are_calibrated_here():
+    found = calibration_of("demo")
+    assert found is not None and found.model == "demo" and 0 < found.peak < 1
+    assert (DEMOS["demo"] / "calibration.json").exists()
+    assert calibration_of("owner/name") is None and calibration_of(None) is None
