@@ -2,7 +2,8 @@
 
     prompts_of(make, mixed, three, seed)  prompts as scenes come, then some of three things
     draw(subject, asked, path, seeds)     draw a prompt from several seeds, into a file
-    read(subject, asked, path)            Drawn: what the checker sees, and the nouns' maps
+    read(pipe, asked, path, judge)        Drawn: what is in the images, and the nouns' maps
+    by_checker(see), by_eye(labels)       who judges: a checker, or somebody who looked at them
     MEASURES                              what a map is judged by, higher for a word that is there
 """
 
@@ -10,7 +11,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,24 +24,28 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 import sdattn
-from sdattn import Heatmaps
+from sdattn import Heatmap, Heatmaps
 from sdattn.maps.aggregation import refining
+from sdattn.maps.arrival import rival_of
 from sdattn.models.reading import read_prompts
 from sdattn.runs.imagerun import step_heatmaps
 
 from .images import Asked, unseen_scenes
-from .seeing import Subject, maps_of
+from .seeing import Checker, Subject, maps_of
 
 SERIES = 100_000  # from one seed of a prompt to its next
+FURTHER = 200  # number of the first further prompt
 Floats = NDArray[np.float64]
+Bools = NDArray[np.bool_]
+Judge = Callable[[Asked, Sequence[Image.Image]], tuple[Bools, Bools]]
 
 
 def prompts_of(make: Callable[..., Any], mixed: int, three: int, seed: int) -> list[Asked]:
-    """Return unseen scenes as they come, then some of three things, each with one of its
-    prompts."""
-    found = unseen_scenes(make, mixed, seed)
+    """Return the first of :data:`FURTHER` unseen scenes as they come, then some of three things,
+    each with one of its prompts."""
+    found = unseen_scenes(make, FURTHER, seed)[:mixed]
     rng = np.random.default_rng(seed + 1)
-    for number in range(mixed, mixed + three):
+    for number in range(FURTHER, FURTHER + three):
         scene = make(rng, held_out=True, n_objects=3)
         found.append((number, scene, scene.caption(rng)))
     return found
@@ -86,8 +91,8 @@ class Drawn:
     Attributes:
         number: of its scene.
         nouns: things that were asked for.
-        there: bool ``[seeds, nouns]``: the checker finds the noun in the image.
-        right: bool ``[seeds]``: it finds just these, each once.
+        there: bool ``[seeds, nouns]``: the noun is in the image.
+        right: bool ``[seeds]``: just these are, each once.
         maps: float32 ``[seeds, steps, rows, cols, columns]``.
         affinity: float32 ``[seeds, N, N]``.
     """
@@ -96,8 +101,8 @@ class Drawn:
     scene: Any
     prompt: Any
     nouns: tuple[str, ...]
-    there: NDArray[np.bool_]
-    right: NDArray[np.bool_]
+    there: Bools
+    right: Bools
     maps: Tensor
     columns: tuple[int, ...]
     affinity: Tensor
@@ -115,22 +120,44 @@ class Drawn:
         return torch.stack([one.values for one in maps_of(words, heatmaps)])
 
 
-def read(subject: Subject, asked: Asked, path: Path) -> Drawn:
-    """Return what :func:`draw` kept, as the checker sees it."""
+def by_checker(see: Checker) -> Judge:
+    """Return the judge that reads images with a checker."""
+
+    def judge(asked: Asked, images: Sequence[Image.Image]) -> tuple[Bools, Bools]:
+        scene = asked[1]
+        seen = see([scene] * len(images), images)
+        found = [{noun for noun, _ in one.things} for one in seen]
+        there = [[thing.noun in nouns for thing in scene.objects] for nouns in found]
+        return np.array(there), np.array([one.objects for one in seen])
+
+    return judge
+
+
+def by_eye(labels: Mapping[str, Sequence[str]]) -> Judge:
+    """Return the judge that knows what somebody saw: by a prompt's number, for each image "" if it
+    is as asked, or its missing nouns, and "more" if it has more than was asked for."""
+
+    def judge(asked: Asked, images: Sequence[Image.Image]) -> tuple[Bools, Bools]:
+        told = [label.split() for label in labels[str(asked[0])]]
+        there = [[thing.noun not in one for thing in asked[1].objects] for one in told]
+        return np.array(there), np.array([not one for one in told])
+
+    return judge
+
+
+def read(pipe: Any, asked: Asked, path: Path, judge: Judge) -> Drawn:
+    """Return what :func:`draw` kept, and what is in its images."""
     number, scene, text = asked
     held = load_file(path)
-    images = [Image.fromarray(one.numpy()) for one in held["images"]]
-    seen = subject.see([scene] * len(images), images)
-    nouns = tuple(thing.noun for thing in scene.objects)
-    found = [{noun for noun, _ in one.things} for one in seen]
-    [prompt] = read_prompts(subject.pipe, text)
+    there, right = judge(asked, [Image.fromarray(one.numpy()) for one in held["images"]])
+    [prompt] = read_prompts(pipe, text)
     return Drawn(
         number,
         scene,
         prompt,
-        nouns,
-        there=np.array([[noun in there for noun in nouns] for there in found]),
-        right=np.array([one.objects for one in seen]),
+        nouns=tuple(thing.noun for thing in scene.objects),
+        there=there,
+        right=right,
         maps=held["maps"].float(),
         columns=tuple(held["columns"].tolist()),
         affinity=held["affinity"].float(),
@@ -148,6 +175,11 @@ def log_top(maps: Tensor) -> Tensor:
     """Return the logarithm of the mean over the highest 1/32 of the cells: 8 of 16x16."""
     cells = maps.flatten(1)
     return cells.topk(math.ceil(cells.shape[1] / 32)).values.mean(1).log()
+
+
+def one_place(maps: Tensor) -> Tensor:
+    """Return minus the highest value away from each map's peak, as a share of the peak."""
+    return torch.tensor([-rival_of(Heatmap("", one, ())) for one in maps])
 
 
 def contrast(maps: Tensor) -> Tensor:
@@ -181,6 +213,8 @@ def order(maps: Tensor) -> Tensor:
 
 MEASURES: dict[str, Callable[[Tensor], Tensor]] = {
     "peak": log_peak,
+    "one place": one_place,
+    "peak and one place": lambda maps: log_peak(maps) + one_place(maps),
     "top cells": log_top,
     "contrast": contrast,
     "dominance": dominance,

@@ -1,67 +1,77 @@
 """Measure on the demo whether its maps tell which words arrived, and choose the seed that has all.
 
-Prompts that training never saw are drawn from several seeds each, and a checker that knows nothing
-of the model says what is in each image. Half of the prompts choose the measure and the thresholds,
-the other half report: how well a noun's map tells that it is missing, and how many images are as
-asked if a seed is chosen by its score after a part of the steps, at random, or by the checker
-itself. More prompts of three things are drawn for their rows alone. Each prompt is kept in
-``--work`` as it ends; run again, the command goes on where it stopped.
+Prompts that training never saw are drawn from several seeds each. A checker that knows nothing of
+the model says what is in each image, or a file of labels by eye. Half of the prompts choose the
+measure and the thresholds, the other half report: how well a noun's map tells that it is missing,
+and how many images are as asked if a seed is chosen by its score after a part of the steps, at
+random, or by whoever judged. Further prompts of three things are drawn for their rows alone. Each
+prompt is kept in ``--work`` as it ends; run again, the command goes on where it stopped.
 
     python -m demos.evaluation.evaluate_arrival --checker build/checker/checker.safetensors
-    python -m demos.evaluation.evaluate_arrival --work build/arrival --calibration FILE
+    python -m demos.evaluation.evaluate_arrival --labels labels.json --calibration FILE
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 from collections.abc import Callable, Iterable, Sequence
-from itertools import combinations
+from itertools import combinations, product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
+import sdattn
 from scripts.calibrate import auc, fit
-from sdattn.maps.arrival import peak_of
+from sdattn.follow.run_part import RunPart
+from sdattn.maps.arrival import Calibration, peak_of
 
-from .arrival import Drawn, Floats, draw, measured, prompts_of, read
-from .images import Asked
+from ..scenes import emoji
+from .arrival import (
+    FURTHER,
+    Drawn,
+    Floats,
+    by_checker,
+    by_eye,
+    draw,
+    measured,
+    prompts_of,
+    read,
+)
 from .measures import interval
 from .records import claim, split_of
-from .seeing import Subject, accuracy_of, machine, subject_of
+from .seeing import Subject, accuracy_of, machine, own_settings, subject_of
 
 END = (0.5, 1.0)  # of the run: what the default preset reads
-SHARES = (0.2, 0.3, 0.5)
+SHARES = (0.2, 0.3, 0.4, 0.5)
 ROUNDS = 1000  # of the bootstrap
 Rows = dict[str, list[Drawn]]
 
 
-def in_turn(asked: Sequence[Asked], mixed: int) -> list[Asked]:
-    """Return the prompts so that any beginning has its part of those of three things."""
-    first, more = asked[:mixed], asked[mixed:]
-    each = max(1, mixed // max(1, len(more)))
-    found: list[Asked] = []
-    for i, one in enumerate(first):
-        found.append(one)
-        if i % each == each - 1:
-            found += more[i // each : i // each + 1]
-    return found + more[len(first) // each :]
+def part_of(share: float, steps: int) -> tuple[float, float]:
+    """Return the part of the run by which a seed is judged: the last step up to a share of the
+    run, or for the whole what the default preset reads."""
+    if share == 1:
+        return END
+    middle = (len(RunPart.of(share).passes(steps)) - 0.5) / steps
+    return middle, middle
 
 
-def groups(drawn: Iterable[Drawn], mixed: int) -> Rows:
+def groups(drawn: Iterable[Drawn]) -> Rows:
     """Return the prompts by the rows of the tables. Those drawn for their three things alone are in
     no other row."""
     rows: Rows = {"all": [], "one thing": [], "two things": [], "three things": []}
     for one in drawn:
-        if one.number < mixed:
+        if one.number < FURTHER:
             rows["all"].append(one)
         rows[[*rows][len(one.nouns)]].append(one)
     return {name: held for name, held in rows.items() if held}
 
 
-def told_apart(drawn: Sequence[Drawn], first: float, last: float) -> dict[str, Any]:
+def told_apart(drawn: Sequence[Drawn], share: float) -> dict[str, Any]:
     """Return the AUC of each measure for missing nouns, with its 95 % interval over prompts."""
     values: dict[str, list[Floats]] = {}
     missing, prompts = [], []
@@ -69,7 +79,8 @@ def told_apart(drawn: Sequence[Drawn], first: float, last: float) -> dict[str, A
         for seed, there in enumerate(one.there):
             missing.append(~there)
             prompts.append(np.full(len(there), one.number))
-            for name, found in measured(one, seed, first, last).items():
+            part = part_of(share, one.maps.shape[1])
+            for name, found in measured(one, seed, *part).items():
                 values.setdefault(name, []).append(found)
     absent, owner = np.concatenate(missing), np.concatenate(prompts)
     every = {name: np.concatenate(held) for name, held in values.items()}
@@ -115,14 +126,26 @@ def choices(drawn: Sequence[Drawn], seeds: int) -> dict[str, Any]:
     chooses, with the price in calls of the model, in images."""
     told: dict[str, Any] = {"prompts": len(drawn)}
     told["1"] = {"random": [*interval(*chosen(drawn, 1, lambda *_: 0.0))]}
+    scores = {
+        "score": lambda heatmaps: heatmaps.score(),
+        "peaks alone": lambda heatmaps: sum(math.log(peak_of(w)) for w in heatmaps.judged()),
+    }
+    known: dict[tuple[str, float, int, int], float] = {}
+    for share, (name, score), one in product((*SHARES, 1.0), scores.items(), drawn):
+        part = part_of(share, one.maps.shape[1])
+        for seed in range(len(one.right)):
+            known[name, share, one.number, seed] = score(one.heatmaps(seed, *part))
     for n in [n for n in (2, 4, 8) if n <= seeds]:
         row: dict[str, Any] = {}
         for share in (*SHARES, 1.0):
-            part = END if share == 1 else (0.0, share)
-            found = chosen(drawn, n, lambda one, seed, p=part: one.heatmaps(seed, *p).score())
-            price = n * share + (share < 1)
-            row[str(share)] = {"as asked": [*interval(*found)], "price": round(price, 2)}
-        row["checker"] = [*interval(*chosen(drawn, n, lambda one, seed: float(one.right[seed])))]
+            row[str(share)] = {"price": round(n * share + (share < 1), 2)}
+            for name in scores:
+
+                def by(one: Drawn, seed: int, key: tuple[str, float] = (name, share)) -> float:
+                    return known[(*key, one.number, seed)]
+
+                row[str(share)][name] = [*interval(*chosen(drawn, n, by))]
+        row["judge"] = [*interval(*chosen(drawn, n, lambda one, seed: float(one.right[seed])))]
         told[str(n)] = row
     return told
 
@@ -160,7 +183,7 @@ def flagged(drawn: Iterable[Drawn], below: float) -> dict[str, float]:
     }
 
 
-def figures(drawn: Sequence[Drawn], mixed: int, seeds: int, model: str) -> dict[str, Any]:
+def figures(drawn: Sequence[Drawn], seeds: int, model: str) -> dict[str, Any]:
     """Return all figures: of the half that chooses, and of the one that reports."""
     halves: dict[str, list[Drawn]] = {"for choosing": [], "reported": []}
     for one in drawn:
@@ -172,10 +195,9 @@ def figures(drawn: Sequence[Drawn], mixed: int, seeds: int, model: str) -> dict[
     told["flagged"] = flagged(halves["reported"], calibration.peak)
     for half, some in halves.items():
         told[half] = {}
-        for name, held in groups(some, mixed).items():
-            parts_of_run = {"end": END, **{str(share): (0.0, share) for share in SHARES}}
+        for name, held in groups(some).items():
             told[half][name] = {
-                "auc": {part: told_apart(held, *at) for part, at in parts_of_run.items()},
+                "auc": {str(share): told_apart(held, share) for share in (*SHARES, 1.0)},
                 "candidates": choices(held, seeds),
             }
     return told
@@ -190,26 +212,36 @@ def main(given: list[str] | None = None) -> None:
     parser.add_argument(
         "--checker", type=Path, default=Path("build/checker/checker.safetensors"), help="of sprites"
     )
-    parser.add_argument("--prompts", type=int, default=200)
+    parser.add_argument("--labels", type=Path, help="JSON of labels by eye, in place of a checker")
+    parser.add_argument("--prompts", type=int, default=FURTHER, help="at most by default")
     parser.add_argument("--three", type=int, default=60, help="further prompts of three things")
     parser.add_argument("--seeds", type=int, default=4, help="of each prompt")
     parser.add_argument("--scene-seed", type=int, default=78, help="which unseen prompts")
-    parser.add_argument("--most", type=int, help="read no more prompts than these")
     parser.add_argument("--calibration", type=Path, help="write the threshold into this file")
     parser.add_argument("--work", type=Path, default=Path("build/arrival"))
     args = parser.parse_args(given)
-    later = ("work", "checker", "most", "calibration")  # may differ when it goes on
+    # what may differ when it goes on
+    later = ("work", "checker", "labels", "prompts", "three", "calibration")
     claim(args.work, {name: value for name, value in vars(args).items() if name not in later})
     torch.set_num_threads(1)
-    subject = subject_of(args.model, args.checker)
-    asked = prompts_of(subject.make, args.prompts, args.three, args.scene_seed)
+    if args.labels:
+        pipe: Any = sdattn.load_pipeline(args.model, device="cpu", dtype=torch.float32)
+        pipe.set_progress_bar_config(disable=True)
+        subject = Subject(pipe, own_settings(args.model), emoji.random_scene, lambda *_: [])
+        judge = by_eye(json.loads(args.labels.read_text()))
+    else:
+        subject = subject_of(args.model, args.checker)
+        judge = by_checker(subject.see)
     drawn = []
-    for one in in_turn(asked, args.prompts)[: args.most]:
+    for one in prompts_of(subject.make, args.prompts, args.three, args.scene_seed):
         path = args.work / f"{one[0]}.safetensors"
         draw(subject, one, path, args.seeds)
-        drawn.append(read(subject, one, path))
-    found = figures(drawn, args.prompts, args.seeds, args.model)
-    report = {"machine": machine(), "checker": accuracy_of(args.checker), **found}
+        drawn.append(read(subject.pipe, one, path, judge))
+    found = figures(drawn, args.seeds, args.model)
+    if args.calibration:
+        Calibration(**found["calibration"]).write(args.calibration)
+    checker = {"by eye": str(args.labels)} if args.labels else accuracy_of(args.checker)
+    report = {"machine": machine(), "checker": checker, **found}
     (args.work / "figures.json").write_text(json.dumps(report, indent=1) + "\n")
     print(json.dumps(report, indent=1))
 

@@ -1,9 +1,9 @@
 """Did a word arrive in the image? Its map tells, see :meth:`sdattn.Heatmaps.score`.
 
-The cells of an object attend strongly to its word. A forgotten word's map has no high peak, and
-where it is highest another word is higher. What is high differs from model to model: a word is
-compared with the others of its prompt ("weak"), and with a threshold only where a
-:class:`Calibration` gives the model's own ("missing").
+The cells of an object attend strongly to its word. A forgotten word's map has no high peak, and it
+is nearly as high in several places; so is the map of a word that was drawn twice. What is high
+differs from model to model: a word is compared with the others of its prompt ("weak"), and with a
+threshold only where a :class:`Calibration` gives the model's own ("missing").
 """
 
 from __future__ import annotations
@@ -16,12 +16,14 @@ from pathlib import Path
 from typing import Literal
 
 import torch
+from torch.nn.functional import max_pool2d
 
 from ..errors import InvalidValueError, MissingFileError
 from ..files.records import Record, read_document, read_sealed, sealed
 from ..files.writing import write_whole
 from ..models.demos import DEMOS
 from .heatmap import Heatmap
+from .masks import components
 
 FORMAT = "sdattn-calibration-1"
 WEAK = 0.5  # of the highest peak of a run's words, see demos/evaluation/evaluate_arrival.py
@@ -104,11 +106,33 @@ def peak_of(heatmap: Heatmap) -> float:
     return float(heatmap.values.detach().max())
 
 
-def mean_log_peak(maps: Sequence[Heatmap]) -> float:
-    """Return the mean of the natural logarithms of the maps' peaks; a zero counts as the smallest
-    float32."""
+def rival_of(heatmap: Heatmap) -> float:
+    """Return the highest value away from a map's peak, as a share of the peak in [0, 1]: near 1 for
+    two objects or none, 0 for an all-zero map.
+
+    Away from it are the cells outside its patch, which is what is connected to it above half of the
+    peak, and outside a margin around the patch, a sixteenth of the grid's shorter side. In a video
+    it is that of the frame with the peak.
+    """
+    values = heatmap.values.detach()
+    if values.ndim == 3:
+        values = values[values.flatten(1).amax(1).argmax()]
+    peak = values.max()
+    if not peak:
+        return 0.0
+    patches = components(values >= peak / 2)
+    patch = patches == patches.flatten()[values.argmax()]
+    margin = max(1, round(min(values.shape) / 16))
+    near = max_pool2d(patch[None].float(), 2 * margin + 1, stride=1, padding=margin)[0] > 0
+    return float(values.masked_fill(near, 0).max() / peak)
+
+
+def mean_strength(maps: Sequence[Heatmap]) -> float:
+    """Return the mean over maps of ``ln(peak) - rival``, see :func:`rival_of`; a peak of 0 counts
+    as the smallest float32."""
     least = torch.finfo(torch.float32).tiny
-    return math.fsum(math.log(max(peak_of(one), least)) for one in maps) / len(maps)
+    each = (math.log(max(peak_of(one), least)) - rival_of(one) for one in maps)
+    return math.fsum(each) / len(maps)
 
 
 def arrivals(

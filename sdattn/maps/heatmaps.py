@@ -18,7 +18,7 @@ from ..files.videos import key_frames
 from ..models.values import whole
 from ..prompts.tokens import Prompt, Word
 from ..prompts.words import is_content_word, name_things
-from .arrival import Arrival, Calibration, arrivals, mean_log_peak
+from .arrival import Arrival, Calibration, arrivals, mean_strength
 from .heatmap import Heatmap, check_frame
 from .layermaps import resize_maps
 from .masks import label_map, mask_of, smooth
@@ -215,9 +215,11 @@ class Heatmaps(Mapping[str, Heatmap]):
         return label_map(torch.stack(values), torch.stack(masks))
 
     def score(self, words: Sequence[str] | None = None) -> float:
-        """Return how well the words arrived in the image: the mean of ``ln(peak)`` over their maps,
-        higher if more of them did. Compare it between seeds of one prompt, in the same model and
-        preset only.
+        """Return how well the words arrived in the image, higher if more of them did, each once.
+
+        It is the mean over their maps of ``ln(peak) - rival``, where the rival is the highest value
+        away from the peak, as a share of the peak: see :func:`sdattn.maps.arrival.rival_of`.
+        Compare it between seeds of one prompt, in the same model and preset, only.
 
         Args:
             words: words or phrases, each occurrence counts (default: those that likely name a
@@ -228,7 +230,7 @@ class Heatmaps(Mapping[str, Heatmap]):
             KeyError: a word has no map.
             ValueError: an empty list, or by default a prompt without content words.
         """
-        return mean_log_peak(self._of_words(words))
+        return mean_strength(self._of_words(words))
 
     def missing(
         self,

@@ -46,7 +46,7 @@ def best_of(
 ) -> Run:
     """Return the run of the seed whose maps have the highest :meth:`sdattn.Heatmaps.score`.
 
-    Each seed is drawn for the share ``decide_at`` of the steps and stopped; then the best one is
+    Each seed is drawn for the share ``decide_at`` of the steps and judged by the last of them; then the best one is
     drawn from its first step, so that the image is the one of its seed alone. With 1.0 each is
     drawn once, whole.
     """
@@ -70,8 +70,8 @@ def best_of(
 
 
 def early_heatmaps(order: Order, until: float) -> Heatmaps:
-    """Return the heatmaps of a run of one image over the first steps, up to the share ``until``,
-    after which it is stopped and not decoded."""
+    """Return the heatmaps of a run's last step up to the share ``until`` of its steps, after which
+    it is stopped and not decoded. The layout forms in these steps: a mean over them says less."""
     part = RunPart.of(until)
     theirs = order.options.get(CALLBACK)
 
@@ -85,8 +85,8 @@ def early_heatmaps(order: Order, until: float) -> Heatmaps:
     early = replace(
         order,
         options={**order.options, CALLBACK: stop, "output_type": "latent"},
-        preset=replace(order.preset, steps=(part.first, part.last)),
-        keep=replace(order.keep, steps=Steps.of((part.first, part.last)), branch="conditional"),
+        preset=replace(order.preset, steps="last"),
+        keep=replace(order.keep, steps=Steps.of("last"), branch="conditional"),
         ask=None,
         spots=False,
         may_stop=False,

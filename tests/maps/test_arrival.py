@@ -26,22 +26,56 @@ def planted(text=PROMPT, **peaks):
     return Heatmaps(prompt, maps)
 
 
-def test_the_score_is_the_mean_logarithm_of_the_peaks_of_things():
-    assert planted().score() == pytest.approx((math.log(0.6) + math.log(0.1)) / 2, abs=1e-6)
-    maps = torch.rand(5, 3, 77, generator=torch.Generator().manual_seed(1))
-    hm = Heatmaps(read_prompt(tiny_tokenizer(), PROMPT), maps)
-    cells = maps.numpy().astype(np.float64).reshape(15, 77)
-    peaks = [cells[:, hm[word].columns].sum(1).max() for word in ("cat", "dog")]
-    assert hm.score() == pytest.approx(np.log(peaks).mean(), abs=1e-6)
+def strength(values):
+    """ln(peak) - rival, by hand in float64: patches are filled from the peak."""
+    cells = np.asarray(values, np.float64)
+    peak, rows, cols = cells.max(), *cells.shape
+    patch = {tuple(int(at) for at in np.unravel_index(cells.argmax(), cells.shape))}
+    margin = max(1, round(min(rows, cols) / 16))
+
+    def around(some, width):
+        near = range(-width, width + 1)
+        found = {(r + i, c + j) for r, c in some for i in near for j in near}
+        return {(r, c) for r, c in found if 0 <= r < rows and 0 <= c < cols}
+
+    while True:
+        grown = {cell for cell in around(patch, 1) if cells[cell] >= peak / 2}
+        if grown == patch:
+            break
+        patch = grown
+    away = [cells[cell] for cell in np.ndindex(rows, cols) if cell not in around(patch, margin)]
+    return math.log(peak) - max(away, default=0.0) / peak
+
+
+@pytest.mark.parametrize("size", [(16, 16), (5, 3), (32, 48)])
+def test_the_score_is_the_mean_of_logarithms_of_peaks_less_their_rivals(size):
+    generator = torch.Generator().manual_seed(size[0])
+    smooth = torch.rand(1, 77, 4, 4, generator=generator) ** 4
+    maps = torch.nn.functional.interpolate(smooth, size, mode="bicubic")[0].clamp(min=0)
+    hm = Heatmaps(read_prompt(tiny_tokenizer(), PROMPT), maps.movedim(0, -1).contiguous())
+    each = [strength(hm[word].values) for word in ("cat", "dog")]
+    assert hm.score() == pytest.approx(np.mean(each), abs=1e-5)
+
+
+def test_a_second_patch_is_a_rival_and_the_slope_of_the_first_is_none():
+    hm = planted()
+    once = hm.score(["cat"])
+    assert once == pytest.approx(math.log(0.6) - 1e-3 / 0.6, abs=1e-5)
+    twice = hm.maps[..., hm["cat"].columns[0]]
+    twice[1, 2] = 0.29  # next to the peak, below half of it: its slope
+    assert hm.score(["cat"]) == once
+    twice[3, 5] = 0.45
+    assert hm.score(["cat"]) == pytest.approx(math.log(0.6) - 0.45 / 0.6, abs=1e-5)
 
 
 def test_chosen_words_and_phrases_are_scored_each_occurrence_for_itself():
     hm = planted()
-    assert hm.score(["red"]) == pytest.approx(math.log(0.9), abs=1e-6)
-    assert hm.score(["red cat"]) == pytest.approx(math.log(0.901), abs=1e-6)
+    assert hm.score(["red"]) == pytest.approx(strength(hm["red"].values), abs=1e-5)
+    assert hm.score(["red cat"]) == pytest.approx(strength(hm["red cat"].values), abs=1e-5)
     both = planted("a cat and a cat")
     both.maps.view(24, -1)[4, both.find("cat")[1].columns[0]] = 0.06
-    assert both.score() == pytest.approx(math.log(0.6 * 0.06) / 2, abs=1e-6)
+    each = [strength(one.values) for one in both.find("cat")]
+    assert both.score() == pytest.approx(sum(each) / 2, abs=1e-5) and each[0] != each[1]
     assert both.score(["cat"]) == both.score()
 
 
@@ -52,12 +86,12 @@ def test_a_word_without_attention_has_a_finite_score_below_all_others():
 
 
 def test_without_things_the_content_words_are_scored_and_without_both_it_is_refused():
-    assert planted("a red and a red").score() == pytest.approx(math.log(0.9), abs=1e-6)
+    assert planted("a red and a red").score() == planted().score(["red"])
     none = planted("a and a")
     assert none.judged() == []
     with pytest.raises(ValueError, match=r"'a and a' .* names a thing. Pass `words`"):
         none.score()
-    assert planted().keep(planted()["cat"].columns).score() == pytest.approx(math.log(0.6), abs=1e-6)
+    assert planted().keep(planted()["cat"].columns).score() == planted().score(["cat"])
 
 
 @pytest.mark.parametrize("words", ["cat", []])

@@ -10,6 +10,7 @@ from helpers.tiny_pipelines import small_pipeline
 
 from sdattn import generate, load_run
 from sdattn.runs.candidates import early_heatmaps
+from sdattn.runs.imagerun import step_heatmaps
 from sdattn.runs.preparing import prepare
 
 PROMPT = "a red cat and a dog"
@@ -30,26 +31,16 @@ def calls(pipe):
     hook.remove()
 
 
-def early_score(pipe, seed, steps):
-    """The score of the mean over the first steps of a whole run, by hand."""
+def score_at(pipe, seed, step):
+    """The score of one step of a whole run."""
     run = generate(pipe, PROMPT, seed=seed, capture_options={"steps": "all"}, **TEN)
-    words = [run.heatmaps[0][word].columns[0] for word in ("cat", "dog")]
-    maps = run[0].details.steps
-    up = [one for one in maps.layers.values() if one.place == "up"]
-    finest = max(one.size for one in up)
-    total = 0
-    for layer in up:
-        values = layer.maps[:steps].double().mean(0).movedim(-1, 0)[None]
-        total = total + torch.nn.functional.interpolate(values, finest, mode="bilinear")[0]
-    at = [maps.columns.index(column) for column in words]
-    peaks = (total / len(up))[at].flatten(1).amax(1)
-    return float(peaks.log().mean())
+    return step_heatmaps(run[0])[step].score()
 
 
 def test_the_best_seed_is_drawn_as_if_it_were_alone(pipe, calls, tmp_path):
     run = generate(pipe, PROMPT, seed=4, candidates=3, **TEN)
     assert len(calls) == 3 * 3 + 10  # three of the ten steps each, and the image
-    scores = {seed: early_score(pipe, seed, 3) for seed in (4, 5, 6)}
+    scores = {seed: score_at(pipe, seed, 2) for seed in (4, 5, 6)}
     found = {one.seed: one.score for one in run.candidates}
     assert found == pytest.approx(scores, abs=1e-5)
     best = max(scores, key=scores.get)
@@ -79,7 +70,7 @@ def test_all_can_be_drawn_whole_and_ranked(pipe, calls):
 
 def test_words_that_are_kept_are_those_that_choose(pipe):
     run = generate(pipe, PROMPT, words=["red"], candidates=2, **TEN)
-    whole = generate(pipe, PROMPT, seed=0, capture_options={"steps": (0.0, 0.3)}, **TEN)
+    whole = generate(pipe, PROMPT, seed=0, capture_options={"steps": [2]}, **TEN)
     found = {one.seed: one.score for one in run.candidates}
     assert found[0] == pytest.approx(whole.heatmaps[0].score(["red"]), abs=1e-6)
 
@@ -113,7 +104,7 @@ def test_early_maps_are_those_of_the_first_steps_whatever_the_run_keeps(pipe):
     keep = {"steps": "all", "heads": "all"}
     order = prepare(pipe, PROMPT, TEN, capture_options=keep, ask="wheel", spots=True)
     found = early_heatmaps(order, 0.5)
-    expected = generate(pipe, PROMPT, preset="default", capture_options={"steps": (0, 0.5)}, **TEN)
+    expected = generate(pipe, PROMPT, capture_options={"steps": [4]}, **TEN)
     torch.testing.assert_close(found.maps, expected.heatmaps[0].maps, atol=1e-6, rtol=0)
 
 
