@@ -1,10 +1,10 @@
 """Several images of each unseen prompt, with their words' maps at every step, kept in files.
 
-    prompts_of(make, mixed, three, seed)  prompts as scenes come, then some of three things
-    draw(subject, asked, path, seeds)     draw a prompt from several seeds, into a file
-    read(pipe, asked, path, judge)        Drawn: what is in the images, and the nouns' maps
-    by_checker(see), by_eye(labels)       who judges: a checker, or somebody who looked at them
-    MEASURES                              what a map is judged by, higher for a word that is there
+prompts_of(make, mixed, three, seed)  prompts as scenes come, then some of three things
+draw(subject, asked, path, seeds)     draw a prompt from several seeds, into a file
+read(pipe, asked, path, judge)        Drawn: what is in the images, and the nouns' maps
+by_checker(see), by_eye(labels)       who judges: a checker, or somebody who looked at them
+MEASURES                              what a map is judged by, higher for a word that is there
 """
 
 from __future__ import annotations
@@ -93,6 +93,7 @@ class Drawn:
         nouns: things that were asked for.
         there: bool ``[seeds, nouns]``: the noun is in the image.
         right: bool ``[seeds]``: just these are, each once.
+        images: one per seed.
         maps: float32 ``[seeds, steps, rows, cols, columns]``.
         affinity: float32 ``[seeds, N, N]``.
     """
@@ -103,6 +104,7 @@ class Drawn:
     nouns: tuple[str, ...]
     there: Bools
     right: Bools
+    images: Sequence[Image.Image]
     maps: Tensor
     columns: tuple[int, ...]
     affinity: Tensor
@@ -149,7 +151,8 @@ def read(pipe: Any, asked: Asked, path: Path, judge: Judge) -> Drawn:
     """Return what :func:`draw` kept, and what is in its images."""
     number, scene, text = asked
     held = load_file(path)
-    there, right = judge(asked, [Image.fromarray(one.numpy()) for one in held["images"]])
+    images = [Image.fromarray(one.numpy()) for one in held["images"]]
+    there, right = judge(asked, images)
     [prompt] = read_prompts(pipe, text)
     return Drawn(
         number,
@@ -158,6 +161,7 @@ def read(pipe: Any, asked: Asked, path: Path, judge: Judge) -> Drawn:
         nouns=tuple(thing.noun for thing in scene.objects),
         there=there,
         right=right,
+        images=images,
         maps=held["maps"].float(),
         columns=tuple(held["columns"].tolist()),
         affinity=held["affinity"].float(),

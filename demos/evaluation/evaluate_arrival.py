@@ -23,6 +23,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from PIL import Image, ImageDraw
 
 import sdattn
 from scripts.calibrate import auc, fit
@@ -47,6 +48,8 @@ from .seeing import Subject, accuracy_of, machine, own_settings, subject_of
 
 END = (0.5, 1.0)  # of the run: what the default preset reads
 SHARES = (0.2, 0.3, 0.4, 0.5)
+DECIDED = 0.3  # of the steps, for the sheet
+CHOSEN = (0, 160, 0)  # colour of a frame
 ROUNDS = 1000  # of the bootstrap
 Rows = dict[str, list[Drawn]]
 
@@ -101,7 +104,9 @@ def resampled(
     rng = np.random.default_rng(0)
     found = []
     for _ in range(ROUNDS):
-        some = np.concatenate([by_prompt[i] for i in rng.integers(0, len(by_prompt), len(by_prompt))])
+        some = np.concatenate(
+            [by_prompt[i] for i in rng.integers(0, len(by_prompt), len(by_prompt))]
+        )
         if 0 < absent[some].sum() < len(some):
             found.append(figure(some))
     return [figure(every), *np.percentile(found, [2.5, 97.5]).tolist()]
@@ -203,6 +208,31 @@ def figures(drawn: Sequence[Drawn], seeds: int, model: str) -> dict[str, Any]:
     return told
 
 
+def sheet(drawn: Sequence[Drawn], below: float) -> Image.Image:
+    """Return each prompt's images in a row: the one with the highest score after ``DECIDED`` of the
+    steps in a frame, and under each its score and the words whose peak is below a threshold."""
+    line = 12
+    wide = drawn[0].images[0].width
+    whole = Image.new("RGB", (wide * len(drawn[0].images), (wide + 3 * line) * len(drawn)), "white")
+    pen = ImageDraw.Draw(whole)
+    for row, one in enumerate(drawn):
+        top = row * (wide + 3 * line)
+        pen.text((2, top), one.prompt.text, "black")
+        part = part_of(DECIDED, one.maps.shape[1])
+        scores = [one.heatmaps(seed, *part).score() for seed in range(len(one.images))]
+        for seed, image in enumerate(one.images):
+            left = seed * wide
+            whole.paste(image, (left, top + line))
+            if scores[seed] == max(scores):
+                corner = left + wide - 1, top + line + wide - 1
+                pen.rectangle((left, top + line, *corner), outline=CHOSEN, width=4)
+            judged = one.heatmaps(seed, *END).judged()
+            low = [word.label for word in judged if peak_of(word) < below]
+            told = f"{scores[seed]:.2f}  {'no ' * bool(low)}{', '.join(low)}"
+            pen.text((left + 2, top + line + wide), told, "red" if low else "black")
+    return whole
+
+
 def main(given: list[str] | None = None) -> None:
     """Read the options, draw what is missing, and print and write the figures."""
     parser = argparse.ArgumentParser(
@@ -218,10 +248,11 @@ def main(given: list[str] | None = None) -> None:
     parser.add_argument("--seeds", type=int, default=4, help="of each prompt")
     parser.add_argument("--scene-seed", type=int, default=78, help="which unseen prompts")
     parser.add_argument("--calibration", type=Path, help="write the threshold into this file")
+    parser.add_argument("--sheet", type=int, nargs="+", default=[], help="prompts to show")
     parser.add_argument("--work", type=Path, default=Path("build/arrival"))
     args = parser.parse_args(given)
     # what may differ when it goes on
-    later = ("work", "checker", "labels", "prompts", "three", "calibration")
+    later = ("work", "checker", "labels", "prompts", "three", "calibration", "sheet")
     claim(args.work, {name: value for name, value in vars(args).items() if name not in later})
     torch.set_num_threads(1)
     if args.labels:
@@ -238,6 +269,9 @@ def main(given: list[str] | None = None) -> None:
         draw(subject, one, path, args.seeds)
         drawn.append(read(subject.pipe, one, path, judge))
     found = figures(drawn, args.seeds, args.model)
+    if args.sheet:
+        shown = [one for one in drawn if one.number in args.sheet]
+        sheet(shown, found["calibration"]["peak"]).save(args.work / "sheet.png")
     if args.calibration:
         Calibration(**found["calibration"]).write(args.calibration)
     checker = {"by eye": str(args.labels)} if args.labels else accuracy_of(args.checker)

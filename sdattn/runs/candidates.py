@@ -46,9 +46,9 @@ def best_of(
 ) -> Run:
     """Return the run of the seed whose maps have the highest :meth:`sdattn.Heatmaps.score`.
 
-    Each seed is drawn for the share ``decide_at`` of the steps and judged by the last of them; then the best one is
-    drawn from its first step, so that the image is the one of its seed alone. With 1.0 each is
-    drawn once, whole.
+    Each seed is drawn for the share ``decide_at`` of the steps and judged by the last of them; then
+    the best one is drawn from its first step, so that the image is the one of its seed alone. With
+    1.0 each is drawn once, whole.
     """
     judged = []
     best: Run | None = None

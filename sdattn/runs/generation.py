@@ -65,10 +65,10 @@ def generate(
             where it changes, see :func:`sdattn.knockout`; one more image per word.
         spots: keep where an even grid of spots of the image looked, at most 16 along its longer
             side, in ``run[0].details.spots``; the page shows it at a click. Not for videos.
-        candidates: number of seeds, from ``seed`` on or all in its list, of which the best is drawn:
-            the one with the highest :meth:`sdattn.Heatmaps.score` (of ``words``, if given). The
-            image is bit for bit that of its seed alone. ``run.candidates`` has all scores. For one
-            image of one prompt.
+        candidates: number of seeds, from ``seed`` on or all in its list, of which one is drawn: that
+            with the highest :meth:`sdattn.Heatmaps.score` (of ``words``, if given). The image is
+            bit for bit the one of this seed alone. ``run.candidates`` has all scores. For one image
+            of one prompt.
         decide_at: share of the steps by which candidates are judged; then they are stopped and the
             best is drawn from its first step, ``candidates * decide_at + 1`` times the steps of one
             image. With 1.0 all are drawn whole, once.
@@ -85,8 +85,8 @@ def generate(
 
     Raises:
         ValueError: no prompt, an empty or too long one, an impossible seed, size or number of steps
-            or images, candidates for several images, more images than memory holds, maps beyond ``max_bytes``, or capture options
-            that the preset cannot use.
+            or images, candidates for several images, more images than memory holds, maps beyond
+            ``max_bytes``, or capture options that the preset cannot use.
             :class:`sdattn.NotFiniteError`, a subclass, if an image or map came out as NaN or
             infinity.
         KeyError: a word is in none of the prompts.

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.tiny_tokenizers import tiny_tokenizer
+from PIL import Image
 from sklearn.metrics import roc_auc_score
 
 from demos.evaluation import arrival, evaluate_arrival
@@ -32,7 +33,9 @@ def drawn(number, there, steps=10):
     nouns = tuple(thing.noun for thing in scene.objects)
     affinity = torch.eye(16).expand(len(there), 16, 16)
     columns = tuple(range(len(prompt.tokens)))
-    return Drawn(number, scene, prompt, nouns, there, there.all(1), maps, columns, affinity)
+    images = [Image.new("RGB", (128, 128))] * len(there)
+    right = there.all(1)
+    return Drawn(number, scene, prompt, nouns, there, right, images, maps, columns, affinity)
 
 
 CASES = [
@@ -80,7 +83,9 @@ def test_how_well_missing_nouns_are_told_apart():
     noisy = [*CASES, drawn(8, [[True, True]])]
     noisy[-1].maps[:] = 1e-3
     noisy[-1].maps[:] += torch.rand(noisy[-1].maps.shape) * 0.05
-    values = np.concatenate([measured(one, s, 0.5, 1)["peak"] for one in noisy for s in range(len(one.right))])
+    values = np.concatenate(
+        [measured(one, s, 0.5, 1)["peak"] for one in noisy for s in range(len(one.right))]
+    )
     absent = np.concatenate([~one.there.ravel() for one in noisy])
     found = told_apart(noisy, 1.0)["peak"]
     assert found[0] == pytest.approx(roc_auc_score(absent, -values))
@@ -121,6 +126,13 @@ def test_halves_choose_and_report():
     assert told["reported"]["two things"]["auc"]["1.0"]["peak"][0] == 1
     assert 0.06 < told["calibration"]["peak"] < 0.5
     assert told["flagged"]["missing nouns"] == 1 and told["flagged"]["other nouns"] == 0
+
+
+def test_the_sheet_frames_the_seed_with_the_highest_score():
+    sheet = np.asarray(evaluate_arrival.sheet([CASES[2]], below=0.2))
+    green = np.argwhere((sheet == evaluate_arrival.CHOSEN).all(-1))
+    assert green[:, 1].min() >= 128 and len(green)  # the second image has both its things
+    assert sheet.shape[1] == 2 * 128
 
 
 @pytest.mark.slow

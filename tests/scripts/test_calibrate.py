@@ -4,10 +4,12 @@ import json
 
 import numpy as np
 import pytest
+import torch
+from helpers.tiny_tokenizers import tiny_tokenizer
 from sklearn.metrics import roc_auc_score
 
 from scripts import calibrate
-from sdattn import Heatmaps
+from sdattn import Heatmaps, read_prompt
 from sdattn.maps.arrival import Calibration
 
 
@@ -45,10 +47,6 @@ class Run:
 
     def __init__(self, model, **peaks):
         self.settings = type("Settings", (), {"model": model})
-        from sdattn.prompts.tokens import read_prompt
-        from helpers.tiny_tokenizers import tiny_tokenizer
-        import torch
-
         prompt = read_prompt(tiny_tokenizer(), " and a ".join(peaks))
         maps = torch.zeros(2, 2, len(prompt.tokens))
         for word in prompt.seen:
