@@ -25,6 +25,7 @@ from ..models.demos import DEMOS
 from .heatmap import Heatmap
 from .masks import components
 
+Verdict = Literal["missing", "weak"]
 FORMAT = "sdattn-calibration-1"
 WEAK = 0.5  # of the highest peak of a run's words, see demos/evaluation/evaluate_arrival.py
 CALIBRATION = "calibration.json"  # next to a demo's weights
@@ -47,7 +48,7 @@ class Arrival(Record):
 
     word: str
     columns: tuple[int, ...]
-    verdict: Literal["missing", "weak"]
+    verdict: Verdict
     peak: float
     below: float
     instead: str | None = None
@@ -144,16 +145,13 @@ def arrivals(
         maps: maps of the words that are judged.
         others: maps of all words that may stand in their place.
     """
-    if calibration is None:
-        below, verdict = WEAK * max(map(peak_of, maps)), "weak"
-    else:
-        below, verdict = calibration.peak, "missing"
+    verdict: Verdict = "weak" if calibration is None else "missing"
+    below = calibration.peak if calibration else WEAK * max(map(peak_of, maps))
     found = []
     for one in maps:
-        if peak_of(one) < below:
-            found.append(
-                Arrival(one.label, one.columns, verdict, peak_of(one), below, _instead(one, others))
-            )
+        if (peak := peak_of(one)) < below:
+            instead = _instead(one, others)
+            found.append(Arrival(one.label, one.columns, verdict, peak, below, instead))
     return sorted(found, key=lambda arrival: arrival.peak)
 
 
