@@ -1,4 +1,4 @@
-"""Find the peak below which a word is missing from a model's images, and keep it in a file.
+"""Find the lead below which a word is missing from a model's images, and keep it in a file.
 
 The list has a line for each image that somebody looked at: its run's folder, and the words that it
 does not show. One of 100 images or more with one missing word in ten is a good one.
@@ -23,39 +23,41 @@ from numpy.typing import NDArray
 
 import sdattn
 from sdattn.errors import InvalidValueError
-from sdattn.maps.arrival import Calibration, peak_of
+from sdattn.maps.arrival import Calibration, leads
 
 Floats = NDArray[np.float64]
 
 
-def fit(model: str, preset: str, peaks: Sequence[float], missing: Sequence[bool]) -> Calibration:
+def fit(model: str, preset: str, found: Sequence[float], missing: Sequence[bool]) -> Calibration:
     """Return the threshold with the highest share of missing words below it plus share of other
     words above it (Youden 1950, "Index for rating diagnostic tests").
 
     Args:
-        peaks: peak of each word's map.
+        found: lead of each word, see :func:`sdattn.maps.arrival.leads`.
         missing: True for each word that its image does not show.
 
     Raises:
-        ValueError: none or all are missing, or no peak differs from another.
+        ValueError: none or all are missing, or no lead differs from another.
     """
-    absent = np.asarray(missing, bool)
+    values = np.asarray(found, np.float64)
+    has_others = np.isfinite(values)  # a lone word is never missing
+    values, absent = values[has_others], np.asarray(missing, bool)[has_others]
     n_absent = int(absent.sum())
-    order = np.argsort(peaks, kind="stable")
-    ranked = np.asarray(peaks, np.float64)[order]
+    order = np.argsort(values, kind="stable")
+    ranked = values[order]
     cuts = np.flatnonzero(np.diff(ranked))  # between unequal neighbours
     if not 0 < n_absent < len(absent) or not len(cuts):
         raise InvalidValueError(
-            f"{n_absent} of {len(absent)} words are missing, with {len(cuts) + 1} different peaks. "
-            "Pass images with missing words and others, with different peaks."
+            f"{n_absent} of {len(absent)} words are missing, with {len(cuts) + 1} different leads. "
+            "Pass images with missing words and others, with different leads."
         )
-    found = np.cumsum(absent[order]) / n_absent
+    told = np.cumsum(absent[order]) / n_absent
     wrong = np.cumsum(~absent[order]) / (len(absent) - n_absent)
-    at = cuts[(found - wrong)[cuts].argmax()]
+    at = cuts[(told - wrong)[cuts].argmax()]
     return Calibration(
         model=model,
         preset=preset,
-        peak=float(ranked[at : at + 2].mean()),
+        lead=float(ranked[at : at + 2].mean()),
         words=len(absent),
         missing=n_absent,
         auc=auc(ranked, absent[order]),
@@ -75,7 +77,7 @@ def calibrated(lines: Sequence[str]) -> Calibration:
     """Return the calibration of a list's runs; raise ValueError if they are of several models or
     presets, or name a word that their prompt does not judge."""
     kinds: set[tuple[str, str]] = set()
-    peaks, missing = [], []
+    found, missing = [], []
     for line in lines:
         told = json.loads(line)
         run = sdattn.load_run(told["run"])
@@ -84,11 +86,11 @@ def calibrated(lines: Sequence[str]) -> Calibration:
         if unknown := set(told["missing"]) - {word.label for word in words}:
             labels = ", ".join(word.label for word in words)
             raise InvalidValueError(f"{told['run']}: {min(unknown)!r} is none of {labels}.")
-        peaks += [peak_of(word) for word in words]
+        found += leads(words)
         missing += [word.label in told["missing"] for word in words]
     if len(kinds) != 1:
         raise InvalidValueError(f"The runs are of {sorted(kinds)}. Pass runs of one model, preset.")
-    return fit(*kinds.pop(), peaks, missing)
+    return fit(*kinds.pop(), found, missing)
 
 
 def main(given: list[str] | None = None) -> None:
@@ -101,7 +103,7 @@ def main(given: list[str] | None = None) -> None:
     args = parser.parse_args(given)
     found = calibrated(args.list.read_text("utf-8").splitlines())
     found.write(args.out)
-    print(f"missing below {found.peak:.3g}; AUC {found.auc:.3f} over {found.words} words")
+    print(f"missing below a lead of {found.lead:.3g}; AUC {found.auc:.3f} over {found.words} words")
 
 
 if __name__ == "__main__":

@@ -23,12 +23,13 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from PIL import Image, ImageDraw
 
 import sdattn
 from scripts.calibrate import auc, fit
 from sdattn.follow.run_part import RunPart
-from sdattn.maps.arrival import Calibration, peak_of
+from sdattn.maps.arrival import WEAK, Calibration, leads, peak_of
 
 from ..scenes import emoji
 from .arrival import (
@@ -50,7 +51,7 @@ END = (0.5, 1.0)  # of the run: what the default preset reads
 SHARES = (0.2, 0.3, 0.4, 0.5)
 DECIDED = 0.3  # of the steps, for the sheet
 CHOSEN = (0, 160, 0)  # colour of a frame
-ROUNDS = 1000  # of the bootstrap
+ROUNDS = 300  # of the bootstrap
 Rows = dict[str, list[Drawn]]
 
 
@@ -136,10 +137,12 @@ def choices(drawn: Sequence[Drawn], seeds: int) -> dict[str, Any]:
         "peaks alone": lambda heatmaps: sum(math.log(peak_of(w)) for w in heatmaps.judged()),
     }
     known: dict[tuple[str, float, int, int], float] = {}
-    for share, (name, score), one in product((*SHARES, 1.0), scores.items(), drawn):
+    for share, one in product((*SHARES, 1.0), drawn):
         part = part_of(share, one.maps.shape[1])
         for seed in range(len(one.right)):
-            known[name, share, one.number, seed] = score(one.heatmaps(seed, *part))
+            heatmaps = one.heatmaps(seed, *part)
+            for name, score in scores.items():
+                known[name, share, one.number, seed] = score(heatmaps)
     for n in [n for n in (2, 4, 8) if n <= seeds]:
         row: dict[str, Any] = {}
         for share in (*SHARES, 1.0):
@@ -155,36 +158,32 @@ def choices(drawn: Sequence[Drawn], seeds: int) -> dict[str, Any]:
     return told
 
 
-def peaks_of(drawn: Iterable[Drawn]) -> tuple[list[float], list[float], list[bool]]:
-    """Return the peak of each noun's default map, the same as a part of its image's highest, and
-    if the noun is missing."""
-    peaks, parts, missing = [], [], []
+def judged(drawn: Iterable[Drawn]) -> tuple[Floats, NDArray[np.bool_], Floats]:
+    """Return the lead of each noun over the other words, if the noun is missing, and the leads of
+    the words of grounds."""
+    of_nouns, missing, of_grounds = [], [], []
     for one in drawn:
         for seed, there in enumerate(one.there):
-            heatmaps = one.heatmaps(seed, *END)
-            highest = max(map(peak_of, heatmaps.judged()))
-            for noun, is_there in zip(one.nouns, there, strict=True):
-                peaks.append(peak_of(heatmaps[noun]))
-                parts.append(peaks[-1] / highest)
-                missing.append(not is_there)
-    return peaks, parts, missing
+            words = one.heatmaps(seed, *END).judged()
+            for word, lead in zip(words, leads(words), strict=True):
+                if word.label in one.nouns:
+                    of_nouns.append(lead)
+                    missing.append(not there[one.nouns.index(word.label)])
+                else:
+                    of_grounds.append(lead)
+    return np.array(of_nouns), np.array(missing), np.array(of_grounds)
 
 
 def flagged(drawn: Iterable[Drawn], below: float) -> dict[str, float]:
-    """Return how many of the missing nouns, of the others, and of the words of grounds are below a
-    threshold."""
-    peaks, _, missing = peaks_of(drawn)
-    low, absent = np.array(peaks) < below, np.array(missing)
-    grounds = []
-    for one in drawn:
-        for seed in range(len(one.right)):
-            for word in one.heatmaps(seed, *END).judged():
-                if word.label not in one.nouns:
-                    grounds.append(peak_of(word) < below)
+    """Return how many of the missing nouns, of the others, and of the words of grounds have a lead
+    below a threshold, and the AUC for missing nouns."""
+    found, missing, grounds = judged(drawn)
+    low = found < below
     return {
-        "missing nouns": float(low[absent].mean()),
-        "other nouns": float(low[~absent].mean()),
-        "grounds": float(np.mean(grounds)) if grounds else float("nan"),
+        "missing nouns": float(low[missing].mean()),
+        "other nouns": float(low[~missing].mean()),
+        "grounds": float((grounds < below).mean()) if len(grounds) else float("nan"),
+        "auc": auc(found, missing),
     }
 
 
@@ -193,16 +192,16 @@ def figures(drawn: Sequence[Drawn], seeds: int, model: str) -> dict[str, Any]:
     halves: dict[str, list[Drawn]] = {"for choosing": [], "reported": []}
     for one in drawn:
         halves[split_of(one.number)].append(one)
-    peaks, parts, missing = peaks_of(halves["for choosing"])
-    calibration = fit(model, "default", peaks, missing)
-    weak = fit(model, "default", parts, missing)
-    told: dict[str, Any] = {"calibration": calibration.to_json(), "weak": weak.to_json()}
-    told["flagged"] = flagged(halves["reported"], calibration.peak)
+    found, missing, _ = judged(halves["for choosing"])
+    calibration = fit(model, "default", found.tolist(), missing.tolist())
+    told: dict[str, Any] = {"calibration": calibration.to_json()}
+    told["flagged"] = flagged(halves["reported"], calibration.lead)
+    told["flagged as weak"] = flagged(halves["reported"], WEAK)
     for half, some in halves.items():
         told[half] = {}
         for name, held in groups(some).items():
             told[half][name] = {
-                "auc": {str(share): told_apart(held, share) for share in (*SHARES, 1.0)},
+                "auc": {str(share): told_apart(held, share) for share in (DECIDED, 1.0)},
                 "candidates": choices(held, seeds),
             }
     return told
@@ -210,7 +209,7 @@ def figures(drawn: Sequence[Drawn], seeds: int, model: str) -> dict[str, Any]:
 
 def sheet(drawn: Sequence[Drawn], below: float) -> Image.Image:
     """Return each prompt's images in a row: the one with the highest score after ``DECIDED`` of the
-    steps in a frame, and under each its score and the words whose peak is below a threshold."""
+    steps in a frame, and under each its score and the words whose lead is below a threshold."""
     line = 12
     wide = drawn[0].images[0].width
     whole = Image.new("RGB", (wide * len(drawn[0].images), (wide + 3 * line) * len(drawn)), "white")
@@ -226,8 +225,10 @@ def sheet(drawn: Sequence[Drawn], below: float) -> Image.Image:
             if scores[seed] == max(scores):
                 corner = left + wide - 1, top + line + wide - 1
                 pen.rectangle((left, top + line, *corner), outline=CHOSEN, width=4)
-            judged = one.heatmaps(seed, *END).judged()
-            low = [word.label for word in judged if peak_of(word) < below]
+            words = one.heatmaps(seed, *END).judged()
+            low = [
+                word.label for word, lead in zip(words, leads(words), strict=True) if lead < below
+            ]
             told = f"{scores[seed]:.2f}  {'no ' * bool(low)}{', '.join(low)}"
             pen.text((left + 2, top + line + wide), told, "red" if low else "black")
     return whole
@@ -271,7 +272,7 @@ def main(given: list[str] | None = None) -> None:
     found = figures(drawn, args.seeds, args.model)
     if args.sheet:
         shown = [one for one in drawn if one.number in args.sheet]
-        sheet(shown, found["calibration"]["peak"]).save(args.work / "sheet.png")
+        sheet(shown, found["calibration"]["lead"]).save(args.work / "sheet.png")
     if args.calibration:
         Calibration(**found["calibration"]).write(args.calibration)
     checker = {"by eye": str(args.labels)} if args.labels else accuracy_of(args.checker)

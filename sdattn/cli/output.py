@@ -147,9 +147,9 @@ def print_run(output: Output, run: "Run", folders: list[Path]) -> None:
 
 def told_missing(word: "Arrival") -> str:
     """Return a line about a word that probably did not arrive."""
-    peak = f"peak {two_digits(word.peak)}, below {two_digits(word.below)}"
-    instead = f"; {word.instead!r} stands there" if word.instead else ""
-    return f"{word.verdict}: {word.word!r}, {peak}{instead}"
+    lead = f"its peak is {two_digits(word.lead)} times the other words there"
+    instead = "" if word.instead == word.word else f"; {word.instead!r} is higher"
+    return f"{word.verdict}: {word.word!r}, {lead} (below {two_digits(word.below)}){instead}"
 
 
 def print_words(

@@ -1,9 +1,9 @@
 """Did a word arrive in the image? Its map tells, see :meth:`sdattn.Heatmaps.score`.
 
-The cells of an object attend strongly to its word. A forgotten word's map has no high peak, and it
-is nearly as high in several places; so is the map of a word that was drawn twice. What is high
-differs from model to model: a word is compared with the others of its prompt ("weak"), and with a
-threshold only where a :class:`Calibration` gives the model's own ("missing").
+The cells of an object attend strongly to its word. A forgotten word's map has no high peak, where
+it peaks another word may be higher, and it is nearly as high in several places; so is the map of a
+word that was drawn twice. A word whose peak hardly leads over the other words there is "weak", or
+"missing" where a :class:`Calibration` gives the model's own threshold.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from .masks import components
 
 Verdict = Literal["missing", "weak"]
 FORMAT = "sdattn-calibration-1"
-WEAK = 0.5  # of the highest peak of a run's words, see demos/evaluation/evaluate_arrival.py
+WEAK = 2.0  # the demo's threshold, rounded, see demos/evaluation/evaluate_arrival.py
 CALIBRATION = "calibration.json"  # next to a demo's weights
 _DO = "Make it again with `python -m scripts.calibrate`."
 
@@ -39,36 +39,38 @@ class Arrival(Record):
     Attributes:
         word: the word.
         columns: its token columns.
-        verdict: ``"missing"``: its peak is below the model's calibrated one; ``"weak"``: far below
-            the peaks of the prompt's other words, in a model that is not calibrated.
+        verdict: ``"missing"``: its lead is below the model's threshold; ``"weak"``: the model is
+            not calibrated, and it is below :data:`WEAK`.
+        lead: its peak as a multiple of the highest value that another judged word has there.
+        below: the threshold.
         peak: highest value of its map, in the unit of the maps.
-        below: the peak that it is below.
-        instead: the word whose map is highest at its peak, or None if that is itself.
+        instead: the content word whose map is highest where it peaks, perhaps itself.
     """
 
     word: str
     columns: tuple[int, ...]
     verdict: Verdict
-    peak: float
+    lead: float
     below: float
-    instead: str | None = None
+    peak: float
+    instead: str
 
 
 @dataclass(frozen=True)
 class Calibration(Record):
-    """The peak below which a word is missing from one model's images.
+    """The lead below which a word is missing from one model's images, see :func:`leads`.
 
     Attributes:
         model: the model's name.
         preset: title of the preset of its maps.
-        peak: the threshold, in the unit of the maps.
+        lead: the threshold.
         words, missing: number of words that it was chosen by, and of those that were missing.
-        auc: probability that a missing word's peak is below that of another word.
+        auc: probability that a missing word's lead is below that of another word.
     """
 
     model: str
     preset: str
-    peak: float
+    lead: float
     words: int
     missing: int
     auc: float
@@ -136,28 +138,39 @@ def mean_strength(maps: Sequence[Heatmap]) -> float:
     return math.fsum(each) / len(maps)
 
 
-def arrivals(
-    maps: Sequence[Heatmap], others: Sequence[Heatmap], calibration: Calibration | None
-) -> list[Arrival]:
-    """Return the words that probably did not arrive, the lowest peak first.
-
-    Args:
-        maps: maps of the words that are judged.
-        others: maps of all words that may stand in their place.
-    """
-    verdict: Verdict = "weak" if calibration is None else "missing"
-    below = calibration.peak if calibration else WEAK * max(map(peak_of, maps))
+def leads(maps: Sequence[Heatmap]) -> list[float]:
+    """Return each map's peak as a multiple of the highest value that another map has there: below 1
+    where another word is higher, infinite without others. Maps of the same word, and those that
+    share token columns, are no others."""
     found = []
     for one in maps:
-        if (peak := peak_of(one)) < below:
-            instead = _instead(one, others)
-            found.append(Arrival(one.label, one.columns, verdict, peak, below, instead))
-    return sorted(found, key=lambda arrival: arrival.peak)
+        others = [0.0]
+        for other in maps:
+            if other.label != one.label and not set(other.columns) & set(one.columns):
+                others.append(_at_peak(one, other))
+        peak = peak_of(one)
+        highest = max(others)
+        found.append(peak / highest if highest else math.inf if peak else 0.0)
+    return found
 
 
-def _instead(word: Heatmap, others: Sequence[Heatmap]) -> str | None:
-    """Return the word whose map is highest where ``word``'s is, or None if it is itself."""
-    at = int(word.values.argmax())
-    highest = max(others, key=lambda other: float(other.values.flatten()[at]))
-    own = float(word.values.flatten()[at])
-    return None if float(highest.values.flatten()[at]) <= own else highest.label
+def arrivals(
+    maps: Sequence[Heatmap], words: Sequence[Heatmap], calibration: Calibration | None
+) -> list[Arrival]:
+    """Return those of ``maps`` whose words probably did not arrive, the smallest lead first;
+    ``words`` are all that may stand in their place."""
+    verdict: Verdict = "weak" if calibration is None else "missing"
+    below = calibration.lead if calibration else WEAK
+    found = []
+    for one, lead in zip(maps, leads(maps), strict=True):
+        if lead < below:
+            instead = max(words, key=lambda word: _at_peak(one, word)).label
+            found.append(
+                Arrival(one.label, one.columns, verdict, lead, below, peak_of(one), instead)
+            )
+    return sorted(found, key=lambda arrival: arrival.lead)
+
+
+def _at_peak(one: Heatmap, other: Heatmap) -> float:
+    """Return the value of another map where ``one`` is highest."""
+    return float(other.values.detach().flatten()[int(one.values.argmax())])

@@ -238,14 +238,14 @@ class Heatmaps(Mapping[str, Heatmap]):
         *,
         calibration: Calibration | str | Path | None = None,
     ) -> list[Arrival]:
-        """Return the words that probably did not arrive in the image, the lowest peak first.
+        """Return the words that probably did not arrive in the image, the weakest first: those
+        whose peak hardly leads over the other judged words there, see
+        :func:`sdattn.maps.arrival.leads`. A single word is never among them.
 
         Args:
             words: as for :meth:`score`.
             calibration: threshold for this model, or its file; words below it are ``"missing"``.
-                Without one words are compared with each other, and those whose peak is below
-                :data:`sdattn.maps.arrival.WEAK` times the highest are ``"weak"``; a single word is
-                never weak.
+                Without one those below :data:`sdattn.maps.arrival.WEAK` are ``"weak"``.
 
         Raises:
             KeyError, ValueError: as :meth:`score` does; or the calibration is for another preset.

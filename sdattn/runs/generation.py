@@ -65,8 +65,8 @@ def generate(
             where it changes, see :func:`sdattn.knockout`; one more image per word.
         spots: keep where an even grid of spots of the image looked, at most 16 along its longer
             side, in ``run[0].details.spots``; the page shows it at a click. Not for videos.
-        candidates: number of seeds, from ``seed`` on or all in its list, of which one is drawn: that
-            with the highest :meth:`sdattn.Heatmaps.score` (of ``words``, if given). The image is
+        candidates: number of seeds, from ``seed`` on or all in its list. The one that is drawn has
+            the highest :meth:`sdattn.Heatmaps.score` (of ``words``, if given). The image is
             bit for bit the one of this seed alone. ``run.candidates`` has all scores. For one image
             of one prompt.
         decide_at: share of the steps by which candidates are judged; then they are stopped and the

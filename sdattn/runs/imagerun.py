@@ -75,7 +75,7 @@ class ImageRun:
         return self.settings.to_json()
 
     def missing(self, words: Sequence[str] | None = None) -> list[Arrival]:
-        """Return the words that probably did not arrive in the image, the lowest peak first: as
+        """Return the words that probably did not arrive in the image, the weakest first: as
         :meth:`sdattn.Heatmaps.missing` does, with the calibration of the demo if it drew the image
         and the maps are of its preset."""
         is_drawn = self.settings.explained is None and self.settings.edited is None

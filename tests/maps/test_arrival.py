@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from sdattn.models.demos import DEMOS
 
 PROMPT = "a red cat and a dog"
 PEAKS = {"red": 0.9, "cat": 0.6, "dog": 0.1, "a": 0.01, "and": 0.02}
-CALIBRATION = Calibration("demo", "default", peak=0.2, words=9, missing=3, auc=0.9)
+CALIBRATION = Calibration("demo", "default", lead=4.0, words=9, missing=3, auc=0.9)
 
 
 def planted(text=PROMPT, **peaks):
@@ -103,34 +104,45 @@ def test_words_that_are_no_list_are_refused(words):
         planted().missing(["cow"])
 
 
-def test_a_word_far_below_the_others_is_weak():
-    hm = planted(dog=0.6 * WEAK - 0.01)
+def test_a_word_whose_peak_hardly_leads_is_weak():
+    hm = planted()
+    at = hm.maps.view(24, -1)[:, hm["cat"].columns[0]]
+    for other, found in ((0.1 / WEAK + 1e-4, ["dog"]), (0.1 / WEAK - 1e-4, [])):
+        at[5] = other  # the cat's value where the dog's is highest
+        assert [one.word for one in hm.missing()] == found
+    at[5] = 0.08
     [dog] = hm.missing()
-    assert (dog.word, dog.verdict, dog.columns) == ("dog", "weak", hm["dog"].columns)
-    assert dog.peak == pytest.approx(0.6 * WEAK - 0.01) and dog.below == pytest.approx(0.6 * WEAK)
-    assert planted(dog=0.6 * WEAK + 0.01).missing() == []
-    assert planted(dog=1e-3).missing(["dog"]) == []  # nothing to compare it with
+    assert (dog.verdict, dog.columns, dog.below) == ("weak", hm["dog"].columns, WEAK)
+    assert dog.lead == pytest.approx(0.1 / 0.08) and dog.peak == pytest.approx(0.1)
+    assert dog.instead == "dog"
+    assert hm.missing(["dog"]) == []  # no other word is judged
+    at[5] = 0.2
+    assert hm.missing()[0].instead == "cat" and hm.missing()[0].lead == pytest.approx(0.5)
 
 
-def test_a_word_below_its_models_threshold_is_missing_and_the_lowest_comes_first(tmp_path):
-    hm = planted(cat=0.19, dog=0.1)
+def test_words_without_any_attention_are_weak_and_equal_words_do_not_compete():
+    hm = planted()
+    hm.maps[..., hm["dog"].columns[0]] = 0
+    assert [one.word for one in hm.missing()] == ["dog"]
+    both = planted("a cat and a cat")
+    both.maps[..., both.find("cat")[1].columns[0]] = both.maps[..., both.find("cat")[0].columns[0]]
+    assert both.missing() == []
+    assert planted().missing(["red cat", "cat"]) == []  # they share columns
+
+
+def test_a_word_below_its_models_threshold_is_missing_and_the_weakest_comes_first(tmp_path):
+    hm = planted()
+    cells = hm.maps.view(24, -1)
+    cells[5, hm["cat"].columns[0]] = 0.09  # the dog leads by 1.11
+    cells[2, hm["dog"].columns[0]] = 0.2  # its own peak from now on, where the cat leads by 3
+    cells[2, hm["red"].columns[0]] = 0.3  # and red is no judged word
     CALIBRATION.write(tmp_path / "own.json")
     for calibration in (CALIBRATION, tmp_path / "own.json", str(tmp_path / "own.json")):
         found = hm.missing(calibration=calibration)
-        assert [(one.word, one.verdict, one.below) for one in found] == [
-            ("dog", "missing", 0.2),
-            ("cat", "missing", 0.2),
-        ]
-    assert planted(cat=0.21, dog=0.21).missing(calibration=CALIBRATION) == []
-    assert [one.word for one in hm.missing(["cat"], calibration=CALIBRATION)] == ["cat"]
-
-
-def test_it_says_which_content_word_stands_where_a_missing_one_is_highest():
-    hm = planted()
-    assert hm.missing()[0].instead is None  # it is the highest there itself
-    at = hm.maps.view(24, -1)[5]  # the cell of the dog's peak
-    at[hm.find("a")[0].columns[0]], at[hm["cat"].columns[0]] = 0.9, 0.2  # "a" is no content word
-    assert hm.missing()[0].instead == "cat"
+        told = [(one.word, one.verdict, one.below, one.instead) for one in found]
+        assert told == [("dog", "missing", 4.0, "cat"), ("cat", "missing", 4.0, "cat")]
+        assert [one.lead for one in found] == pytest.approx([0.2 / 0.6, 3.0])
+    assert [one.word for one in hm.missing(calibration=replace(CALIBRATION, lead=1.0))] == ["dog"]
 
 
 def test_a_video_is_judged_over_all_frames():
@@ -144,11 +156,11 @@ def test_a_calibration_is_for_its_preset_and_what_is_written_is_read(tmp_path):
     path = tmp_path / "own.json"
     CALIBRATION.write(path)
     assert Calibration.read(path) == CALIBRATION
-    other = Calibration("demo", "daam", peak=0.2, words=9, missing=3, auc=0.9)
+    other = Calibration("demo", "daam", lead=0.2, words=9, missing=3, auc=0.9)
     with pytest.raises(ValueError, match="preset 'daam'.*'default'"):
         planted().missing(calibration=other)
     document = json.loads(path.read_text())
-    path.write_text(json.dumps({**document, "peak": 0.5}, indent=1) + "\n")
+    path.write_text(json.dumps({**document, "lead": 0.5}, indent=1) + "\n")
     with pytest.raises(ValueError, match=r"checksum differs.*scripts\.calibrate"):
         Calibration.read(path)
     with pytest.raises(FileNotFoundError, match=r"no calibration .*scripts\.calibrate"):
@@ -157,6 +169,6 @@ def test_a_calibration_is_for_its_preset_and_what_is_written_is_read(tmp_path):
 
 def test_only_demos_are_calibrated_here():
     found = calibration_of("demo")
-    assert found is not None and found.model == "demo" and 0 < found.peak < 1
+    assert found is not None and found.model == "demo" and found.lead > 0
     assert (DEMOS["demo"] / "calibration.json").exists()
     assert calibration_of("owner/name") is None and calibration_of(None) is None

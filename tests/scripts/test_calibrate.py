@@ -28,14 +28,19 @@ def test_the_threshold_is_the_best_of_all():
 
     ranked = np.unique(peaks)
     best = max(map(gain, (ranked[1:] + ranked[:-1]) / 2))
-    assert gain(found.peak) == pytest.approx(best) and found.peak not in peaks
+    assert gain(found.lead) == pytest.approx(best) and found.lead not in peaks
     assert (found.words, found.missing) == (60, missing.sum())
     assert found.auc == pytest.approx(roc_auc_score(missing, -peaks))
 
 
 @pytest.mark.parametrize(
     ("peaks", "missing"),
-    [([0.1, 0.2], [True, True]), ([0.1, 0.2], [False, False]), ([0.1, 0.1], [True, False])],
+    [
+        ([0.1, float("inf")], [True, False]),
+        ([0.1, 0.2], [True, True]),
+        ([0.1, 0.2], [False, False]),
+        ([0.1, 0.1], [True, False]),
+    ],
 )
 def test_what_tells_nothing_is_refused(peaks, missing):
     with pytest.raises(ValueError, match="Pass images with missing words and others"):
@@ -49,8 +54,10 @@ class Run:
         self.settings = type("Settings", (), {"model": model})
         prompt = read_prompt(tiny_tokenizer(), " and a ".join(peaks))
         maps = torch.zeros(2, 2, len(prompt.tokens))
-        for word in prompt.seen:
-            maps[0, 0, word.columns[0]] = peaks.get(word.text, 0)
+        for i, word in enumerate(prompt.seen):
+            if word.text in peaks:  # in a cell of its own, where the others have a little
+                maps[:, :, word.columns[0]] = 0.15
+                maps.view(4, -1)[i % 4, word.columns[0]] = peaks[word.text]
         self.heatmaps = Heatmaps(prompt, maps)
 
 
@@ -63,8 +70,8 @@ def test_a_list_of_looked_at_runs_makes_a_file(tmp_path, monkeypatch, capsys):
     calibrate.main([str(listed), "-o", str(out)])
     found = Calibration.read(out)
     assert (found.model, found.preset, found.words, found.missing) == ("own", "default", 4, 1)
-    assert found.peak == pytest.approx(0.4) and found.auc == 1.0
-    assert "missing below 0.4" in capsys.readouterr().out
+    assert found.lead == pytest.approx((0.2 / 0.15 + 0.6 / 0.15) / 2) and found.auc == 1.0
+    assert "missing below a lead of" in capsys.readouterr().out
 
     with pytest.raises(ValueError, match="a: 'cow' is none of cat, dog"):
         calibrate.calibrated([json.dumps({"run": "a", "missing": ["cow"]})])
