@@ -157,7 +157,7 @@ def leads(maps: Sequence[Heatmap]) -> list[float]:
 def arrivals(
     maps: Sequence[Heatmap], words: Sequence[Heatmap], calibration: Calibration | None
 ) -> list[Arrival]:
-    """Return those of ``maps`` whose words probably did not arrive, the smallest lead first;
+    """Return the ``maps`` whose words probably did not arrive, the smallest lead first;
     ``words`` are all that may stand in their place."""
     verdict: Verdict = "weak" if calibration is None else "missing"
     below = calibration.lead if calibration else WEAK
