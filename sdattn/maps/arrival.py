@@ -65,7 +65,7 @@ class Calibration(Record):
         preset: title of the preset of its maps.
         lead: the threshold.
         words, missing: number of words that it was chosen by, and of those that were missing.
-        auc: probability that a missing word's lead is below that of another word.
+        auc: probability that a missing word's lead is below the lead of another word.
     """
 
     model: str
@@ -115,7 +115,7 @@ def rival_of(heatmap: Heatmap) -> float:
 
     Away from it are the cells outside its patch, which is what is connected to it above half of the
     peak, and outside a margin around the patch, a sixteenth of the grid's shorter side. In a video
-    it is that of the frame with the peak.
+    the frame with the peak counts.
     """
     values = heatmap.values.detach()
     if values.ndim == 3:
