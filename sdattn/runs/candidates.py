@@ -50,7 +50,7 @@ def best_of(
     the best one is drawn from its first step, so that the image is the one of its seed alone. With
     1.0 each is drawn once, whole.
     """
-    judged = []
+    judged: list[Candidate] = []
     best: Run | None = None
     for seed in seeds:
         one = replace(order, seeds=[seed])

@@ -124,7 +124,7 @@ def generate(
     if seeds:
         check_candidates(order, decide_at)
         run = best_of(order, seeds, decide_at, words)
-        plans = [replace(plan, seed=run[0].settings.seed) for plan in plans]
+        plans = [replace(plan, seed=run.candidates[0].seed) for plan in plans]
     else:
         run = sample(order)
     return _with_all_causes(run, plans, words)
