@@ -39,7 +39,6 @@ from .autoencoder import as_pixels
 from .fit import Fit, note, rank, world
 from .sprite_parts import FAST_HALF
 
-BATCH = 32
 HELD_OUT = 0.3  # part of its scenes that are of combinations which models never see
 GROUND = 0.3  # weight of a background cell beside an object's in the loss
 WORST = 8  # nouns that are named in the report
@@ -82,7 +81,9 @@ def worn(rng: np.random.Generator, pixels: Tensor) -> Tensor:
     return (gain * pixels + light + noise).clamp(-1, 1)
 
 
-def train(work: Path, steps: int, seed: int, unseen_hands: bool, device: torch.device) -> Segmenter:
+def train(
+    work: Path, steps: int, seed: int, unseen_hands: bool, device: torch.device, batch: int = 32
+) -> Segmenter:
     """Return a segmenter, trained or taken up again from ``work``."""
     torch.manual_seed(seed)
     segmenter = Segmenter().to(device, memory_format=torch.channels_last)
@@ -93,7 +94,7 @@ def train(work: Path, steps: int, seed: int, unseen_hands: bool, device: torch.d
     def sample(step: int) -> tuple[Tensor, ...]:
         rng = np.random.default_rng((seed, step, rank()))
         torch.manual_seed(int(rng.integers(2**62)))
-        parts = rng.random(BATCH // world()) < HELD_OUT
+        parts = rng.random(batch // world()) < HELD_OUT
         scenes = [random_scene(rng, held_out=bool(part)) for part in parts]
         if unseen_hands:
             scenes = [with_hands(rng, scene, unseen=False) for scene in scenes]
@@ -170,6 +171,7 @@ def main() -> None:
     parser.add_argument("--work", type=Path, default=Path("build/checker"))
     parser.add_argument("--seed", type=int, default=5)
     parser.add_argument("--steps", type=int, default=3000)
+    parser.add_argument("--batch", type=int, default=32, help="scenes of a step")
     parser.add_argument("--scenes", type=int, default=500, help="scenes that it is measured on")
     parser.add_argument(
         "--unseen-hands", action="store_true", help="keep one drawing of each noun for the test"
@@ -177,7 +179,9 @@ def main() -> None:
     parser.add_argument("--device", type=torch.device, default="cpu", help="cpu or cuda")
     args = parser.parse_args()
     args.work.mkdir(parents=True, exist_ok=True)
-    segmenter = train(args.work, args.steps, args.seed, args.unseen_hands, args.device)
+    segmenter = train(
+        args.work, args.steps, args.seed, args.unseen_hands, args.device, batch=args.batch
+    )
     weights = {name: one.cpu().contiguous() for name, one in segmenter.state_dict().items()}
     save_file(weights, args.work / "checker.safetensors")
     told = measure(segmenter, args.scenes, seed=2024, unseen_hands=args.unseen_hands)

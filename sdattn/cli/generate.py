@@ -37,6 +37,19 @@ def generate(
             autocompletion=options.list_of(*_KEPT),
         ),
     ] = None,
+    candidates: Annotated[
+        int,
+        typer.Option(min=1, help="Try this many seeds and draw the one that shows the most words."),
+    ] = 1,
+    decide_at: Annotated[
+        float,
+        typer.Option(
+            "--decide-at",
+            min=0,
+            max=1,
+            help="Share of the steps by which candidates are judged; 1 draws all of them whole.",
+        ),
+    ] = 0.3,
     max_bytes: options.MaxMemory = None,
     loaded: options.Loaded,
     folder: Annotated[Path | None, options.folder_named("PROMPT-SEED")] = None,
@@ -46,6 +59,7 @@ def generate(
 
     Examples:
       sdattn generate "a cat left of a pizza"
+      sdattn generate "a cat, a dog and a car" --candidates 4
       sdattn generate "a cat on a sofa" --model owner/name --steps 30 --refine self
     """
     from ..files.paths import file_name
@@ -76,6 +90,8 @@ def generate(
         seed=seed,
         causal=causal,
         spots=spots,
+        candidates=candidates,
+        decide_at=decide_at,
         capture_options=watch,
         max_bytes=allowed,
         **maps,

@@ -19,6 +19,7 @@ from .flags import spelled
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from ..maps.arrival import Arrival
     from ..maps.heatmap import Heatmap
     from ..runs.run import Run
 
@@ -135,8 +136,20 @@ def print_run(output: Output, run: "Run", folders: list[Path]) -> None:
         further = {name: list(held.maps) for name, held in image_run.more.items()}
         words = {"prompt": image_run.heatmaps.occurrences(), **further}
         told = print_words(output, words)
+        for one in image_run.settings.candidates or ():
+            output.print(f"candidate: seed {one.seed}, score {one.score:.3f}")
+        if image_run.heatmaps.judged():
+            for word in image_run.missing():
+                output.print(told_missing(word))
         answers.append({**print_folder(output, folder), "words": told})
     output.answer({"runs": answers})
+
+
+def told_missing(word: "Arrival") -> str:
+    """Return a line about a word that probably did not arrive."""
+    lead = f"its peak is {two_digits(word.lead)} times the other words there"
+    instead = "" if word.instead == word.word else f"; {word.instead!r} is higher"
+    return f"{word.verdict}: {word.word!r}, {lead} (below {two_digits(word.below)}){instead}"
 
 
 def print_words(

@@ -8,6 +8,7 @@
     invert(pipe, image, prompt)                 the noise of a real image, for ``edit``
     guide(pipe, prompt, losses)                 an image whose heatmaps are as asked, with
                                                 ``inside``, ``boxdiff``, ``excite``, ``apart``
+    guide_missing(pipe, prompt)                 the same for the words that did not arrive
 
     prompts = sdattn.read_prompts(pipe, ["a cat", "a dog"])
     control = AttentionReplace(prompts, num_steps=20)
@@ -35,6 +36,7 @@ from ..runs.editrun import EditRun
 from .editing import edit
 from .guiding import guide
 from .losses import apart, boxdiff, excite, inside, share_inside
+from .missing import guide_missing
 
 __all__ = [
     "AttentionControlEdit",
@@ -51,6 +53,7 @@ __all__ = [
     "edit",
     "excite",
     "guide",
+    "guide_missing",
     "inside",
     "invert",
     "psnr",

@@ -3,6 +3,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from html import escape
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -16,7 +17,8 @@ from ..files.terminal import shorter
 from ..files.videos import key_frames
 from ..models.values import whole
 from ..prompts.tokens import Prompt, Word
-from ..prompts.words import is_content_word
+from ..prompts.words import is_content_word, name_things
+from .arrival import Arrival, Calibration, arrivals, mean_strength
 from .heatmap import Heatmap, check_frame
 from .layermaps import resize_maps
 from .masks import label_map, mask_of, smooth
@@ -211,6 +213,73 @@ class Heatmaps(Mapping[str, Heatmap]):
             values = [resize_maps(one[None], pixels)[0] for one in values]
         masks = [mask_of(seen, threshold, **options) for seen in values]
         return label_map(torch.stack(values), torch.stack(masks))
+
+    def score(self, words: Sequence[str] | None = None) -> float:
+        """Return how well the words arrived in the image, higher if more of them did, each once.
+
+        It is the mean over their maps of ``ln(peak) - rival``, where the rival is the highest value
+        away from the peak, as a share of the peak: see :func:`sdattn.maps.arrival.rival_of`.
+        Compare it between seeds of one prompt, in the same model and preset, only.
+
+        Args:
+            words: words or phrases, each occurrence counts (default: those that likely name a
+                thing, see :func:`sdattn.prompts.words.name_things`; if there are none, all content
+                words).
+
+        Raises:
+            KeyError: a word has no map.
+            ValueError: an empty list, or by default a prompt without content words.
+        """
+        return mean_strength(self._of_words(words))
+
+    def missing(
+        self,
+        words: Sequence[str] | None = None,
+        *,
+        calibration: Calibration | str | Path | None = None,
+    ) -> list[Arrival]:
+        """Return the words that probably did not arrive in the image, the weakest first: those
+        whose peak hardly leads over the other judged words there, see
+        :func:`sdattn.maps.arrival.leads`. A single word is never among them.
+
+        Args:
+            words: as for :meth:`score`.
+            calibration: threshold for this model, or its file; words below it are ``"missing"``.
+                Without one those below :data:`sdattn.maps.arrival.WEAK` are ``"weak"``.
+
+        Raises:
+            KeyError, ValueError: as :meth:`score` does; or the calibration is for another preset.
+            FileNotFoundError: there is no such file.
+        """
+        if isinstance(calibration, (str, Path)):
+            calibration = Calibration.read(calibration)
+        if calibration is not None:
+            calibration.check(self.preset.title)
+        content = [one for one in self.occurrences() if is_content_word(one.label)]
+        return arrivals(self._of_words(words), content, calibration)
+
+    def judged(self) -> list[Heatmap]:
+        """Return the maps of the words that :meth:`score` judges by default; empty if none can
+        be."""
+        seen = self.prompt.seen
+        things = [seen[i] for i in name_things([word.text for word in seen])]
+        content = [word for word in seen if is_content_word(word.text)]
+        for chosen in (things, content):
+            if held := [word for word in chosen if self._holds(word.columns)]:
+                return [self._of(word.text, word.columns) for word in held]
+        return []
+
+    def _of_words(self, words: Sequence[str] | None) -> list[Heatmap]:
+        """Return a map for each occurrence of some words, or :meth:`judged`."""
+        if words is None:
+            if not (maps := self.judged()):
+                raise InvalidValueError(
+                    f"No word of {self.prompt.text!r} that has a map names a thing. Pass `words`."
+                )
+            return maps
+        if isinstance(words, str) or not words:
+            raise refuse("words", words, "a list of words and phrases, or None")
+        return [one for word in words for one in self.find(word)]
 
     def statistics(self) -> list[WordStatistics]:
         """Return the statistics of :meth:`occurrences`; raise as :meth:`WordStatistics.of` does."""

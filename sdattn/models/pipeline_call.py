@@ -42,7 +42,7 @@ MEANT = {
 # Options of generate() and others, which a misspelt name may mean
 _CALLERS = (
     *("seed", "words", "preset", "refine", "ask", "causal", "spots", "capture_options"),
-    "max_bytes",
+    *("max_bytes", "candidates", "decide_at"),
 )
 _BYTES_A_PIXEL = 3 * 4  # of the image that the autoencoder makes, RGB in float32
 
@@ -271,7 +271,7 @@ def call_pipeline(
     ):
         result = facts.pipe.__call__(prompt=_alone(prompts), generator=generators, **options)
         drawn = _drawn.get()
-        if drawn is not None:
+        if drawn is not None and options.get("output_type") != "latent":
             drawn += images_of(result)
         return result
 

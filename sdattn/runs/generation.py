@@ -11,6 +11,8 @@ from ..errors import SdattnWarning, warn
 from ..maps.presets import Preset
 from ..models.pipeline import Options, Pipeline
 from ..models.pipeline_call import one_at_a_time, options_of_image
+from ..models.values import checked_part, checked_whole, seeds_of
+from .candidates import best_of, check_candidates
 from .imagerun import Further, ImageRun
 from .preparing import Order, prepare
 from .run import Run
@@ -31,6 +33,8 @@ def generate(
     ask: str | None = None,
     causal: bool = False,
     spots: bool = False,
+    candidates: int = 1,
+    decide_at: float = 0.3,
     capture_options: Options | None = None,
     max_bytes: int | None = None,
     **options: Any,
@@ -61,6 +65,13 @@ def generate(
             where it changes, see :func:`sdattn.knockout`; one more image per word.
         spots: keep where an even grid of spots of the image looked, at most 16 along its longer
             side, in ``run[0].details.spots``; the page shows it at a click. Not for videos.
+        candidates: number of seeds, from ``seed`` on or all in its list. The one that is drawn has
+            the highest :meth:`sdattn.Heatmaps.score` (of ``words``, if given). The image is
+            bit for bit the one of this seed alone. ``run.candidates`` has all scores. For one image
+            of one prompt.
+        decide_at: share of the steps by which candidates are judged; then they are stopped and the
+            best is drawn from its first step, ``candidates * decide_at + 1`` times the steps of one
+            image. With 1.0 all are drawn whole, once.
         capture_options: options for :func:`sdattn.capture`, e.g. ``{"layers": ("mid", "up")}``.
             With ``{"branch": "both"}`` the negative prompt gets heatmaps too.
         max_bytes: bytes that the maps of each text, and of ``spots``, may take while the pipeline
@@ -74,8 +85,8 @@ def generate(
 
     Raises:
         ValueError: no prompt, an empty or too long one, an impossible seed, size or number of steps
-            or images, more images than memory holds, maps beyond ``max_bytes``, or capture options
-            that the preset cannot use.
+            or images, candidates for several images, more images than memory holds, maps beyond
+            ``max_bytes``, or capture options that the preset cannot use.
             :class:`sdattn.NotFiniteError`, a subclass, if an image or map came out as NaN or
             infinity.
         KeyError: a word is in none of the prompts.
@@ -92,11 +103,14 @@ def generate(
     A ``UserWarning`` names the model's own size if a side that was asked for is over twice or under
     half of its own, and with a demo model the words of the prompt that it never learnt.
     """
+    count = checked_whole("candidates", candidates)
+    decide_at = checked_part("decide_at", decide_at)
+    seeds = seeds_of(seed, count) if count > 1 else []
     order = prepare(
         pipe,
         prompt,
         options,
-        seed=seed,
+        seed=seeds[0] if seeds else seed,
         words=words,
         preset=preset,
         refine=refine,
@@ -107,7 +121,13 @@ def generate(
         videos=not causal,
     )
     plans = _causal_plans(order) if causal else []
-    return _with_all_causes(sample(order), plans, words)
+    if seeds:
+        check_candidates(order, decide_at)
+        run = best_of(order, seeds, decide_at, words)
+        plans = [replace(plan, seed=run.candidates[0].seed) for plan in plans]
+    else:
+        run = sample(order)
+    return _with_all_causes(run, plans, words)
 
 
 def _with_all_causes(run: Run, plans: Sequence[KnockoutPlan], words: Sequence[str] | None) -> Run:

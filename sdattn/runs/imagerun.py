@@ -15,6 +15,7 @@ from ..files.tables import along
 from ..files.terminal import shorter
 from ..files.videos import Video
 from ..maps.aggregation import aggregate, finish, read_by
+from ..maps.arrival import Arrival, calibration_of
 from ..maps.details import Details
 from ..maps.heatmap import Heatmap, check_frame, latent_frames
 from ..maps.heatmaps import Heatmaps
@@ -72,6 +73,15 @@ class ImageRun:
     def info(self) -> dict[str, Any]:
         """Settings as in ``run.json``."""
         return self.settings.to_json()
+
+    def missing(self, words: Sequence[str] | None = None) -> list[Arrival]:
+        """Return the words that probably did not arrive in the image, the weakest first: as
+        :meth:`sdattn.Heatmaps.missing` does, with the calibration of the demo if it drew the image
+        and the maps are of its preset."""
+        is_drawn = self.settings.explained is None and self.settings.edited is None
+        found = calibration_of(self.settings.model) if is_drawn else None
+        fits = found is not None and found.preset == self.heatmaps.preset.title
+        return self.heatmaps.missing(words, calibration=found if fits else None)
 
     def keep(self, columns: Sequence[int]) -> ImageRun:
         """Return the run with only the maps of some token columns of the prompt. The layers' maps

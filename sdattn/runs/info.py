@@ -12,6 +12,7 @@ from ..follow.capture_warnings import Stopped
 from ..follow.run_part import Span
 from ..keep.keep import Heads, Selection, Steps
 from ..loading.options import LoadingOptions
+from ..maps.arrival import Arrival
 from ..maps.presets import Preset
 from ..maps.statistics import WordStatistics
 from ..prompts.tokenizing import Token
@@ -66,6 +67,15 @@ class Edited(Record):
     reconstruction_psnr: float | None = None
 
 
+@dataclass(frozen=True)
+class Candidate(Record):
+    """A seed that was judged, see ``candidates`` of :func:`sdattn.generate`, and the
+    :meth:`sdattn.Heatmaps.score` of its maps."""
+
+    seed: int
+    score: float
+
+
 @dataclass(frozen=True, kw_only=True)
 class RunSettings(Record):
     """How one image's run was made.
@@ -81,6 +91,8 @@ class RunSettings(Record):
         options: the pipeline's options that JSON can hold.
         options_left_out: names of the others, and ``losses`` of a guided run.
         device, dtype: for example ``"cpu"``, ``"float32"``.
+        candidates: seeds that the seed was chosen from, the best first.
+        decide_at: share of the steps by which they were judged.
         timesteps: timesteps that the model was called with, in order.
         captured: steps and heads that were kept.
         stopped: where the run was stopped, if it was, and the steps of its maps.
@@ -107,6 +119,8 @@ class RunSettings(Record):
     options_left_out: list[str] | None = None
     device: str | None = None
     dtype: str | None = None
+    candidates: tuple[Candidate, ...] | None = None
+    decide_at: float | None = None
     timesteps: list[float] | None = None
     captured: Captured | None = None
     stopped: Stopped | None = None
@@ -183,6 +197,8 @@ class RunInfo(RunSettings):
         preset: preset that makes the heatmaps.
         statistics: statistics of each word's heatmap, in prompt order, made from the saved maps, to
             six significant digits.
+        score: :meth:`sdattn.Heatmaps.score` of the heatmaps; None if no word names a thing.
+        missing: words that probably did not arrive, see :meth:`sdattn.ImageRun.missing`.
         passes: number of model calls that the maps average.
         layers: layers in ``maps.safetensors``, by name.
         self_attention: (rows, cols) of the self-attention that refines the maps; (frames, rows,
@@ -200,6 +216,8 @@ class RunInfo(RunSettings):
     columns: tuple[int, ...]
     preset: Preset
     statistics: tuple[WordStatistics, ...]
+    score: float | None = None
+    missing: tuple[Arrival, ...] = ()
     passes: int
     layers: dict[str, LayerEntry]
     self_attention: tuple[int, ...] | None

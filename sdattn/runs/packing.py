@@ -61,7 +61,7 @@ def pack_run(
     files |= beside or {}
     # Last what names and seals all of them.
     saved = heatmaps_from(run.layers, heatmaps.prompt, heatmaps.preset)
-    info = _info(run, files, saved)
+    info = _info(replace(run, heatmaps=saved), files)
     return Packed(info, {**files, "run.json": sealed(info.to_json())}, saved)
 
 
@@ -98,8 +98,9 @@ def _pack_further(
     return files
 
 
-def _info(run: ImageRun, files: Mapping[str, bytes], saved: Heatmaps) -> RunInfo:
-    """Return ``run.json`` for a run with these files, and the heatmaps of its saved maps."""
+def _info(run: ImageRun, files: Mapping[str, bytes]) -> RunInfo:
+    """Return ``run.json`` for a run with these files and the heatmaps of its saved maps."""
+    saved = run.heatmaps
     layers = run.layers
     details = run.details
     prompt = saved.prompt
@@ -120,6 +121,8 @@ def _info(run: ImageRun, files: Mapping[str, bytes], saved: Heatmaps) -> RunInfo
         columns=layers.columns,
         preset=saved.preset,
         statistics=tuple(word.rounded() for word in saved.statistics()),
+        score=saved.score() if saved.judged() else None,
+        missing=tuple(run.missing()) if saved.judged() else (),
         passes=layers.passes,
         layers=entries,
         self_attention=layers.affinity_grid,

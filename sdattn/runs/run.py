@@ -15,6 +15,7 @@ from ..maps.heatmaps import Heatmaps
 from ..maps.layermaps import LayerMaps
 from .folder import save_run
 from .imagerun import ImageRun, described
+from .info import Candidate
 from .targets import check_target, run_folders
 
 if TYPE_CHECKING:
@@ -103,6 +104,12 @@ class Run:
     def seeds(self) -> list[int | None]:
         """The seed of each image's noise; None if the noise is an image's own."""
         return [image_run.settings.seed for image_run in self]
+
+    @property
+    def candidates(self) -> tuple[Candidate, ...]:
+        """The seeds that the image's seed was chosen from, with their scores, the best first; empty
+        if none was chosen."""
+        return self[0].settings.candidates or ()
 
     @property
     def videos(self) -> list[Video]:

@@ -54,12 +54,12 @@ def sample(order: Order) -> Run:
     pipe = order.facts.pipe
     with turn(pipe), few_threads(pipe), images_in_errors():
         watched = watch(order)
-        drawn = _draw(order, watched, early_steps(order, watched))
-        maps = _make_maps(order, drawn.stores)
+        drawn = draw(order, watched, early_steps(order, watched))
+        maps = make_maps(order, drawn.stores)
         return Run(_image_runs(order, drawn, maps), drawn.stores["prompt"], maps.layers)
 
 
-class _Drawn(NamedTuple):
+class Drawn(NamedTuple):
     """The result of the pipeline under its captures."""
 
     stores: Mapping[str, MapStore]  # by text, checked
@@ -68,7 +68,7 @@ class _Drawn(NamedTuple):
     blanked: Sequence[int]  # the images that the safety checker blanked
 
 
-class _Maps(NamedTuple):
+class Maps(NamedTuple):
     """The maps of a run: the prompt's, heatmaps of ``"negative"`` and ``"asked"`` texts, and where
     spots looked, ``[images, spot rows, spot cols, rows, cols]``."""
 
@@ -78,11 +78,11 @@ class _Maps(NamedTuple):
     spots: Tensor | None
 
 
-def _draw(
+def draw(
     order: Order,
     watched: Mapping[str, Keep],
     early: Mapping[str, Keep],
-) -> _Drawn:
+) -> Drawn:
     """Run the pipeline once, under all captures."""
     facts = order.facts
     with ExitStack() as captures:
@@ -105,7 +105,7 @@ def _draw(
     if checked["prompt"].is_video:
         videos = [Video(frames, frame_rate(facts, order.options)) for frames in made]
     images = [video[video.middle] for video in videos] or made
-    return _Drawn(checked, images, videos, _blanked(result))
+    return Drawn(checked, images, videos, _blanked(result))
 
 
 def _blanked(result: object) -> list[int]:
@@ -121,7 +121,7 @@ def _blanked(result: object) -> list[int]:
     return blanked
 
 
-def _make_maps(order: Order, stores: Mapping[str, MapStore]) -> _Maps:
+def make_maps(order: Order, stores: Mapping[str, MapStore]) -> Maps:
     """Make the heatmaps of the prompt and of further texts, and the maps of spots.
 
     NaN is refused here, where its origin is still known.
@@ -153,7 +153,7 @@ def _make_maps(order: Order, stores: Mapping[str, MapStore]) -> _Maps:
         looked = spot_maps(stores["spots"])
         check("spots", looked)
         spots = looked.unflatten(1, spots_grid(order))
-    return _Maps(layers, heatmaps_of(stores["prompt"], layers, preset, order.prompts), texts, spots)
+    return Maps(layers, heatmaps_of(stores["prompt"], layers, preset, order.prompts), texts, spots)
 
 
 def _further_heatmaps(
@@ -166,7 +166,7 @@ def _further_heatmaps(
     return heatmaps_of(store, maps, preset, prompts)
 
 
-def _image_runs(order: Order, drawn: _Drawn, maps: _Maps) -> list[ImageRun]:
+def _image_runs(order: Order, drawn: Drawn, maps: Maps) -> list[ImageRun]:
     """Collect what ``run.json`` says, and give each image a run of its own, with views into the
     tensors of the whole batch."""
     store = drawn.stores["prompt"]
@@ -195,7 +195,7 @@ def _image_runs(order: Order, drawn: _Drawn, maps: _Maps) -> list[ImageRun]:
     return image_runs
 
 
-def _settings_of_each(order: Order, drawn: _Drawn) -> list[RunSettings]:
+def _settings_of_each(order: Order, drawn: Drawn) -> list[RunSettings]:
     """Return the settings of each image's run."""
     common = _common_settings(order, drawn.stores["prompt"])
     number = len(drawn.images)

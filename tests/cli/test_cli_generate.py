@@ -121,3 +121,24 @@ def test_a_misspelt_argument_of_the_pipeline_is_told_before_the_load(invoke, mod
     monkeypatch.setattr("sdattn.cli.options.load", lambda *_: pytest.fail("loaded"))
     code, _, err = invoke("generate", "a cat", "--model", model, "--set", "guidance_rscale=0.1")
     assert code == 2 and "Did you mean 'guidance_rescale'?" in err
+
+
+def test_the_chosen_seed_and_words_that_did_not_arrive_are_told(invoke, model, monkeypatch):
+    monkeypatch.setattr("sdattn.maps.arrival.WEAK", 1e9)  # all words are weak
+    code, out, _ = generate(invoke, model, "--candidates", "2", "--seed", "4", "--out", "run")
+    assert code == 0
+    run = load_run("run")
+    best, other = run.settings.candidates
+    assert {best.seed, other.seed} == {4, 5} and best.score >= other.score
+    assert run.info["seed"] == best.seed
+    lines = out.splitlines()
+    told = [line for line in lines if line.startswith("candidate: ")]
+    assert told == [f"candidate: seed {one.seed}, score {one.score:.3f}" for one in (best, other)]
+    for word in run.missing():
+        assert any(line.startswith(f"weak: '{word.word}', its peak is ") for line in lines)
+    assert len(run.missing()) == 2
+
+
+def test_candidates_are_counted_from_1(invoke, model):
+    assert generate(invoke, model, "--candidates", "0")[0] == 2
+    assert generate(invoke, model, "--decide-at", "1.5")[0] == 2

@@ -1,0 +1,143 @@
+"""generate(candidates=): the seed is chosen by the maps of the first steps."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from helpers.refusals import refused_unrun
+from helpers.tiny_pipelines import small_pipeline
+
+from sdattn import generate, load_run
+from sdattn.maps.arrival import WEAK
+from sdattn.runs.candidates import early_heatmaps
+from sdattn.runs.imagerun import step_heatmaps
+from sdattn.runs.preparing import prepare
+
+PROMPT = "a red cat and a dog"
+TEN = {"num_inference_steps": 10, "height": 64, "width": 64}
+
+
+@pytest.fixture(scope="module")
+def pipe():
+    return small_pipeline()
+
+
+@pytest.fixture
+def calls(pipe):
+    """The model's calls so far, in a list."""
+    seen = []
+    hook = pipe.unet.register_forward_pre_hook(lambda *_: seen.append(1))
+    yield seen
+    hook.remove()
+
+
+def score_at(pipe, seed, step):
+    """The score of one step of a whole run."""
+    run = generate(pipe, PROMPT, seed=seed, capture_options={"steps": "all"}, **TEN)
+    return step_heatmaps(run[0])[step].score()
+
+
+def test_the_best_seed_is_drawn_as_if_it_were_alone(pipe, calls, tmp_path):
+    run = generate(pipe, PROMPT, seed=4, candidates=3, **TEN)
+    assert len(calls) == 3 * 3 + 10  # three of the ten steps each, and the image
+    scores = {seed: score_at(pipe, seed, 2) for seed in (4, 5, 6)}
+    found = {one.seed: one.score for one in run.candidates}
+    assert found == pytest.approx(scores, abs=1e-5)
+    best = max(scores, key=scores.get)
+    assert run.seeds == [best] and [one.seed for one in run.candidates] == sorted(
+        scores, key=scores.get, reverse=True
+    )
+    alone = generate(pipe, PROMPT, seed=best, **TEN)
+    assert run.image.tobytes() == alone.image.tobytes()
+    assert torch.equal(run.heatmaps[0].maps, alone.heatmaps[0].maps)
+    assert alone.candidates == () and "candidates" not in alone.info[0]
+    assert run[0].settings.stopped is None
+    [folder] = run.save(tmp_path / "run")
+    back = load_run(folder)
+    assert back.settings.candidates == run.candidates and back.settings.decide_at == 0.3
+
+
+def test_all_can_be_drawn_whole_and_ranked(pipe, calls):
+    run = generate(pipe, PROMPT, seed=[9, 2], candidates=2, decide_at=1.0, **TEN)
+    assert len(calls) == 20
+    both = {seed: generate(pipe, PROMPT, seed=seed, **TEN) for seed in (9, 2)}
+    scores = {seed: one.heatmaps[0].score() for seed, one in both.items()}
+    assert {one.seed: one.score for one in run.candidates} == scores
+    [seed] = run.seeds
+    assert scores[seed] == max(scores.values()) == run.candidates[0].score
+    assert run.image.tobytes() == both[seed].image.tobytes()
+
+
+def test_words_that_are_kept_are_those_that_choose(pipe):
+    run = generate(pipe, PROMPT, words=["red"], candidates=2, **TEN)
+    whole = generate(pipe, PROMPT, seed=0, capture_options={"steps": [2]}, **TEN)
+    found = {one.seed: one.score for one in run.candidates}
+    assert found[0] == pytest.approx(whole.heatmaps[0].score(["red"]), abs=1e-6)
+
+
+def test_a_callback_of_the_users_acts_in_every_candidate(pipe):
+    seen = []
+
+    def double(pipe, step, timestep, given):
+        seen.append(step)
+        return {"latents": given["latents"] * 1.5} if step == 0 else {}
+
+    options = {**TEN, "callback_on_step_end": double}
+    run = generate(pipe, PROMPT, seed=1, candidates=2, **options)
+    assert seen == [0, 1, 2, 0, 1, 2, *range(10)]
+    alone = generate(pipe, PROMPT, seed=run.seeds[0], **options)
+    plain = generate(pipe, PROMPT, seed=run.seeds[0], **TEN)
+    assert run.image.tobytes() == alone.image.tobytes() != plain.image.tobytes()
+    scores = {one.seed: one.score for one in run.candidates}
+    unmoved = generate(pipe, PROMPT, seed=1, candidates=2, **TEN).candidates
+    assert scores != {one.seed: one.score for one in unmoved}
+
+
+def test_causal_maps_are_of_the_chosen_seed(pipe):
+    run = generate(pipe, PROMPT, words=["cat"], seed=[5, 4], candidates=2, causal=True, **TEN)
+    alone = generate(pipe, PROMPT, words=["cat"], seed=run.seeds[0], causal=True, **TEN)
+    assert run.seeds == [4], "not the first one, which would be taken without a choice"
+    assert torch.equal(run.causal_heatmaps[0][0].values, alone.causal_heatmaps[0][0].values)
+
+
+def test_early_maps_are_those_of_the_first_steps_whatever_the_run_keeps(pipe):
+    keep = {"steps": "all", "heads": "all"}
+    order = prepare(pipe, PROMPT, TEN, capture_options=keep, ask="wheel", spots=True)
+    found = early_heatmaps(order, 0.5)
+    expected = generate(pipe, PROMPT, capture_options={"steps": [4]}, **TEN)
+    torch.testing.assert_close(found.maps, expected.heatmaps[0].maps, atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"candidates": 0}, "candidates=0`: pass a whole number from 1"),
+        ({"candidates": 2.5}, "candidates=2.5"),
+        ({"candidates": 2, "decide_at": 1.5}, "decide_at=1.5`: pass a number from 0 to 1"),
+        ({"candidates": 2, "decide_at": 0}, "decide_at=0"),
+        ({"candidates": 2, "decide_at": 0.04}, "decide_at=0.04.*10 has its middle"),
+        ({"candidates": 2, "num_images_per_prompt": 2}, "one image of one prompt"),
+        ({"candidates": 2, "prompt": ["a cat", "a dog"]}, "one image of one prompt"),
+        ({"candidates": 3, "seed": [1, 2]}, "makes 3 image"),
+        ({"candidates": 2, "latents": torch.zeros(1, 4, 8, 8)}, "`latents` sets it"),
+    ],
+)
+def test_what_cannot_be_chosen_is_refused_before_the_model_runs(pipe, options, message):
+    with refused_unrun(pipe, message):
+        generate(pipe, **{"prompt": PROMPT, **TEN, **options})
+
+
+def test_the_record_says_what_did_not_arrive(pipe, tmp_path):
+    run = generate(pipe, PROMPT, **TEN)
+    [folder] = run.save(tmp_path / "run")
+    document = json.loads((folder / "run.json").read_text())
+    back = load_run(folder)
+    assert document["score"] == back.heatmaps.score()
+    assert document["score"] == pytest.approx(run.heatmaps[0].score(), abs=1e-3)
+    assert document["missing"] == [one.to_json() for one in back.missing()]
+    assert back.settings.missing == tuple(back.missing())
+    cat, dog = (np.asarray(back.heatmaps[word]) for word in ("cat", "dog"))
+    found = {"cat": cat.max() / dog.flat[cat.argmax()], "dog": dog.max() / cat.flat[dog.argmax()]}
+    low = sorted((word for word in found if found[word] < WEAK), key=found.get)
+    assert low and [one["word"] for one in document["missing"]] == low
