@@ -158,7 +158,8 @@ def _unlearnt(order: Order) -> str:
     for one in order.prompts:
         said += [word.text for word in one.words]
     said += [word for word, _, _ in split_words(order.ask or "")]
-    return order.facts.demo.unlearnt(said)
+    doubt = order.facts.demo.unlearnt(said)
+    return doubt and f"{doubt} The page of the run lists all that it knows."
 
 
 def loaded_facts(

@@ -82,6 +82,7 @@ def report(run: ImageRun, phrases: Sequence[Heatmap] = ()) -> bytes:
         parts=pieces(prompt, {(w.start, w.end): n for n, w in enumerate(run.heatmaps.held)}),
         texts=titled,
         unlearnt=demo.unlearnt(word.text for word in prompt.words) if demo else "",
+        learnt=demo.learnt() if demo else "",
         cut_off=[word.text for word in prompt.truncated],
         most_cut_off=MOST_CUT_OFF,
         tokens=_token_rows(prompt, run.heatmaps.columns),
