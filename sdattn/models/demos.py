@@ -69,7 +69,11 @@ class Demo:
         more = len(strange) - _MOST_NAMED
         named = ", ".join(map(repr, strange[:_MOST_NAMED]))
         named += f" and {counted(more, 'more word')}" if more > 0 else ""
-        advice = f"Spelled like it: {', '.join(near)}." if near else f"It knows {', '.join(things[:3])} …"
+        advice = (
+            f"Spelled like it: {', '.join(near)}."
+            if near
+            else f"It knows {', '.join(things[:3])} …"
+        )
         return (
             f"The demo model never learnt {named}: what it draws for that, and its heatmaps, mean "
             f"nothing. {advice}"

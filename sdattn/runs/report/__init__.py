@@ -75,7 +75,7 @@ def report(run: ImageRun, phrases: Sequence[Heatmap] = ()) -> bytes:
     return page(
         "run",
         shared=("heat", "spot"),
-        further=("video",) if run.video else (),
+        further=("video", "framed") if run.video else ("framed",),
         run=run,
         data=data,
         image=image,
