@@ -5,7 +5,7 @@ addEventListener("message", ({ source, data }) => {
   for (const frame of frames()) {
     if (frame.contentWindow !== source) continue;
     if (data?.sdattnHeight > 0) frame.style.height = `${Math.min(data.sdattnHeight, 20000)}px`;
-    if (typeof data?.sdattnWord === "string") change(frame, data.sdattnWord);
+    if (typeof data?.sdattnWord === "string") change(data.sdattnWord);
     if (Array.isArray(data?.sdattnBox)) {
       put("box", data.sdattnBox.map((side) => Number(side).toFixed(2)).join(" "));
       setTimeout(() => document.querySelector("#place- button").click(), 200); // the field is taken over first
@@ -24,16 +24,17 @@ function put(name, text) {
   field.value = text;
   field.dispatchEvent(new Event("input", { bubbles: true }));
 }
-function change(frame, word) {
+const boxing = (may) => { for (const frame of frames()) frame.contentWindow.postMessage({ sdattnBoxing: may }, "*"); };
+function change(word) {
   const bar = document.getElementById("change");
   if (!bar) return; // the model cannot edit
   bar.classList.add("open");
   document.getElementById("close").onclick = () => {
     bar.classList.remove("open");
-    frame.contentWindow.postMessage({ sdattnBoxing: false }, "*");
+    boxing(false);
   };
   put("word", word);
-  frame.contentWindow.postMessage({ sdattnBoxing: true }, "*");
+  boxing(true);
 }
 
 // A form was started: no error is left, and what is being done is in sight, also on a phone.
