@@ -108,7 +108,7 @@ def _steps_of_part(
     """Return the part of the run to keep: with the last step if a preset reads the end of the run,
     however short it is. Refuse any other part that has no step in it."""
     begin, end = astuple(part)
-    steps = _known_steps(facts, options)
+    steps = known_steps(facts, options)
     # a second-order scheduler calls the model twice per step, except the first or the last
     if steps and end == 1:
         return min(begin, max(0.0, (2 * steps - 2.5) / (2 * steps - 1))), 1.0
@@ -121,7 +121,7 @@ def _steps_of_part(
     raise OptionError("num_inference_steps", steps, text)
 
 
-def _known_steps(facts: PipelineFacts, options: Mapping[str, Any]) -> int | None:
+def known_steps(facts: PipelineFacts, options: Mapping[str, Any]) -> int | None:
     """Return how many steps a run will have; None if its options do not say."""
     if "num_inference_steps" not in facts.options or options.get("strength"):
         return None

@@ -12,7 +12,7 @@ from ..maps.presets import Preset
 from ..models.pipeline import Options, Pipeline
 from ..models.pipeline_call import one_at_a_time, options_of_image
 from .imagerun import Further, ImageRun
-from .preparing import Order, prepare
+from .preparing import Order, keep_small_steps, prepare
 from .run import Run
 from .sampling import sample
 
@@ -62,7 +62,8 @@ def generate(
         spots: keep where an even grid of spots of the image looked, at most 16 along its longer
             side, in ``run[0].details.spots``; the page shows it at a click. Not for videos.
         capture_options: options for :func:`sdattn.capture`, e.g. ``{"layers": ("mid", "up")}``.
-            With ``{"branch": "both"}`` the negative prompt gets heatmaps too.
+            With ``{"branch": "both"}`` the negative prompt gets heatmaps too. A run of images whose
+            maps of each step take at most 16 MB keeps each step, unless ``steps`` is chosen.
         max_bytes: bytes that the maps of each text, and of ``spots``, may take while the pipeline
             runs. A run whose maps would take more is refused before its first step. Default: no
             limit.
@@ -106,6 +107,8 @@ def generate(
         max_bytes=max_bytes,
         videos=not causal,
     )
+    if "steps" not in (capture_options or {}):
+        order = keep_small_steps(order)
     plans = _causal_plans(order) if causal else []
     return _with_all_causes(sample(order), plans, words)
 
