@@ -5,46 +5,44 @@ import io
 from collections.abc import Iterable, Sequence
 from html import escape
 
-import numpy as np
 from PIL import Image
 
-from . import render
+from .glow import overlay
+from .heatmap import Heatmap
+from .render import colorize
 
 _SIDE = 160  # pixels of a still's longer side
 
 
-def stills(
-    maps: Iterable[tuple[str, np.ndarray]], top: float, image: Image.Image | None = None
-) -> str:
-    """Return maps, (label, values ``[rows, cols]``) each, in colour next to each other, from 0 to
-    ``top``; an ``image`` comes first, and the maps lie over it."""
+def stills(maps: Iterable[Heatmap], image: Image.Image | None = None) -> str:
+    """Return maps in colour next to each other, each on its own scale; an ``image`` comes first,
+    and the maps lie over it."""
     figures: list[tuple[Image.Image, str, str]] = [] if image is None else [(image, "", "")]
-    for label, values in maps:
-        figures.append((_in_colour(values, top, image), label, f"peak {values.max():.2g}"))
+    for heatmap in maps:
+        figures.append((_in_colour(heatmap, image), heatmap.label, f"peak {heatmap.peak:.2g}"))
     return figures_of(figures)
 
 
 def video_stills(
-    maps: Iterable[tuple[str, np.ndarray]],
-    top: float,
-    frames: Sequence[tuple[str, int, Image.Image | None]],
+    maps: Iterable[Heatmap], frames: Sequence[tuple[str, int, Image.Image | None]]
 ) -> str:
-    """Return key frames of a video's maps, (label, values ``[frames, rows, cols]``) each, one row
-    per word, from 0 to ``top``; ``frames`` are (name, number, image), to lie over the images."""
+    """Return key frames of a video's maps, one row per word, each on its own scale; ``frames`` are
+    (name, number, image), to lie over the images."""
     rows = [[(image, name, "") for name, _, image in frames if image is not None]]
-    for label, values in maps:
+    for heatmap in maps:
         row = []
         for name, at, image in frames:
-            note = f"{name}, peak {values[at].max():.2g}"
-            row.append((_in_colour(values[at], top, image), label, note))
+            of_frame = heatmap.frame(at)
+            note = f"{name}, peak {of_frame.peak:.2g}"
+            row.append((_in_colour(of_frame, image), heatmap.label, note))
         rows.append(row)
     return "".join(figures_of(row) for row in rows if row)
 
 
-def _in_colour(values: np.ndarray, top: float, image: Image.Image | None) -> Image.Image:
+def _in_colour(heatmap: Heatmap, image: Image.Image | None) -> Image.Image:
     if image is None:
-        return Image.fromarray(render.colorize(values, (0.0, top)))
-    return render.overlay(_small(image), values, scale=(0.0, top))
+        return Image.fromarray(colorize(heatmap.map.numpy(), heatmap.scale()))
+    return overlay(_small(image), [heatmap])
 
 
 def figures_of(parts: Iterable[tuple[Image.Image, str, str]]) -> str:

@@ -170,11 +170,10 @@ def _stills(run: ImageRun) -> str:
     """Return the maps over the image, or over key frames of a video."""
     from ..maps.notebook import stills, video_stills
 
-    maps = [(heatmap.label, heatmap.map.numpy()) for heatmap in run.heatmaps.occurrences()]
+    maps = run.heatmaps.occurrences()
     video = run.video
-    top = run.heatmaps.top
     if video is None:
-        return stills(maps, top, run.image)
+        return stills(maps, run.image)
     latent = latent_frames(len(run.heatmaps.maps), len(video))
     shown = [(f"frame {i + 1}", latent[i], video[i]) for i in video.key_frames()]
-    return video_stills(maps, top, shown)
+    return video_stills(maps, shown)
