@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import io
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,9 +28,8 @@ def animate(
     """Return a frame for each kept step: a :func:`.card.card` with the words' heat in this step,
     its number and its timestep, and how far the run is.
 
-    Each word has one scale in all steps, to its highest value in any, so that a change of colour is
-    a change of attention. A video is shown by its middle frame; for another pass
-    ``run.frame(number)``.
+    Each step has its own scale, and its peaks are told. A video is shown by its middle frame; for
+    another pass ``run.frame(number)``.
 
     Args:
         run: a run of one image, from :func:`sdattn.generate` or :func:`sdattn.load_run`, with its
@@ -48,22 +46,12 @@ def animate(
     """
     run = card.of_image(run)
     kept = kept_steps(run)
-    shown = [one.columns for one in card.shown_words(run.heatmaps, words)]
-    steps = []
-    for _, heatmaps in kept:
-        found = {
-            one.columns: one
-            for one in (*heatmaps.occurrences(), *card.shown_words(heatmaps, words))
-        }
-        steps.append([found[columns] for columns in shown])
-    top = max(heatmaps.top for _, heatmaps in kept)
-    peaks = [max(one.peak for one in of_word) for of_word in zip(*steps, strict=True)]
+    columns = [one.columns for one in card.shown_words(run.heatmaps, words)]
     frames = []
-    for number, ((name, _), maps) in enumerate(zip(kept, steps, strict=True), 1):
-        scaled = [
-            replace(one, top=top, ends=(0.0, peak)) for one, peak in zip(maps, peaks, strict=True)
-        ]
-        frame = card.drawn(run, scaled, ", ".join(name), number / len(kept))
+    for number, (name, heatmaps) in enumerate(kept, 1):
+        found = {one.columns: one for one in chosen(heatmaps, words)}
+        maps = [found[those] for those in columns]
+        frame = card.drawn(run, maps, ", ".join(name), number / len(kept))
         frame.thumbnail((size, size))
         frames.append(frame)
     return frames
