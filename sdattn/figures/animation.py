@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import refuse
 from ..files.videos import write_video
+from ..runs.card import draw_card
 from ..runs.imagerun import ImageRun
 from ..runs.run import Run
-from . import card
+from .card import of_image, shown_words
 from .choosing import chosen, format_of, kept_steps, save_file
 
 if TYPE_CHECKING:
@@ -44,14 +45,14 @@ def animate(
         ValueError: the run has not kept its steps, or has several images; too many words.
         KeyError: a word that is not in the prompt.
     """
-    run = card.of_image(run)
+    run = of_image(run)
     kept = kept_steps(run)
-    columns = [one.columns for one in card.shown_words(run.heatmaps, words)]
+    columns = [one.columns for one in shown_words(run.heatmaps, words)]
     frames = []
     for number, (name, heatmaps) in enumerate(kept, 1):
         found = {one.columns: one for one in chosen(heatmaps, words)}
         maps = [found[those] for those in columns]
-        frame = card.drawn(run, maps, ", ".join(name), number / len(kept))
+        frame = draw_card(run, maps, ", ".join(name), number / len(kept))
         frame.thumbnail((size, size))
         frames.append(frame)
     return frames

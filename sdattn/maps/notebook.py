@@ -80,14 +80,23 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return f"<table><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table>"
 
 
-def framed(page: bytes) -> str:
+def framed(page: bytes, still: str = "") -> str:
     """Return a page in a frame of its own: it can run its script, save files, and reach nothing
-    around it except to report its height, see theme.js."""
+    around it except to report its height, see theme.js.
+
+    The frame lies over a ``still`` in HTML, which is seen where frames are removed: on GitHub, and
+    in a notebook that is not trusted.
+    """
     style = "width:100%;height:820px;border:0;border-radius:10px"
-    return (
+    frame = (
         f'<iframe style="{style}" sandbox="allow-scripts allow-downloads" '
         f'allow="clipboard-write" title="sdattn" srcdoc="{escape(page.decode())}"></iframe>'
     )
+    if not still:
+        return frame
+    place = "grid-area:1/1;max-height:820px;overflow:auto"
+    below = f'<div style="{place}">{still}</div>'
+    return f'<div style="display:grid">{below}<div style="grid-area:1/1">{frame}</div></div>'
 
 
 def _small(image: Image.Image) -> Image.Image:

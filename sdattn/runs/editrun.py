@@ -142,8 +142,7 @@ class EditRun(Run):
 
     def _repr_html_(self) -> str:
         sheet = notebook.whole(self.side_by_side(), "the images and the heatmaps of their words")
-        still = f"<details><summary>stills</summary>{sheet}</details>"
-        return notebook.framed(self.page()) + still
+        return notebook.framed(self.page(), sheet)
 
 
 def _links(source: Heatmaps, target: Heatmaps, in_place: bool) -> list[Link]:

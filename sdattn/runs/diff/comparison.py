@@ -57,8 +57,9 @@ class Comparison:
         a, b = self.names
         sheet = notebook.whole(self.sheet(), f"{a} and {b}, word by word")
         settings = notebook.table(("", f"A: {a}", f"B: {b}"), runs)
-        still = settings + sheet + notebook.table(("word", *NUMBERS), self.told_words())
-        return f"{notebook.framed(self.page())}<details><summary>stills</summary>{still}</details>"
+        numbers = settings + notebook.table(("word", *NUMBERS), self.told_words())
+        more = f"<details><summary>numbers</summary>{numbers}</details>"
+        return notebook.framed(self.page(), sheet) + more
 
     def page(self) -> bytes:
         """Return ``diff.html``, UTF-8: both images with a slider between them, and the maps of each
