@@ -1,12 +1,15 @@
 """Measure word swaps on a demo model: does the named object change, and nothing else?
 
-Scenes of two objects that training never saw are drawn; those that the checker reads without a
-mistake are edited by swapping one word, what an object is or its colour in turn. The same two
-prompts are also drawn from the same noise with no control. For each way:
+Scenes of two objects that training never saw are drawn and edited by swapping one word, what an
+object is or its colour in turn. The target is also drawn from the same noise with no control. A
+checker that knows nothing of the model reads the images; where it reads the source without a
+mistake, for each way:
 
     changed    what stands nearest to the named object's old place is what was asked for
     kept       the other object is what it was, in its place, and nothing else is there
     both
+
+Each case is kept in ``--work`` as it ends; run again, the command goes on where it stopped.
 
     python -m demos.evaluation.evaluate_edits --checker build/checker/checker.safetensors
     python -m demos.evaluation.evaluate_edits --model demo-mmdit
@@ -17,7 +20,6 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -28,6 +30,7 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 
+import sdattn
 from sdattn.edit import edit
 from sdattn.models import register, unregister
 from sdattn.models.denoiser import find_denoiser
@@ -36,10 +39,11 @@ from sdattn.models.pipeline_call import call_pipeline, images_of
 
 from ..scene_checker import find_objects
 from ..scenes import emoji, shapes, sprites
+from ..scenes.shapes import DIRECTIONS, holds
 from ..sprite_checker import find_things, load_segmenter
-from .seeing import Subject, accuracy_of, is_joint, machine, subject_of
+from .records import claim
+from .seeing import accuracy_of, is_joint, machine, own_settings
 
-BATCH = 10  # sources drawn at a time
 # How far a centre may move, in parts of the image's side: of the object that is to be kept, and
 # of the one that changes (a triangle's centre is not where the circle's was).
 NEAR, FAR = 0.1, 0.25
@@ -49,6 +53,7 @@ MEASURES = ("changed", "kept", "both")
 Name = tuple[str, str | None]  # what a thing is, and its colour; None if nothing is said of it
 Things = list[tuple[Name, tuple[float, float]]]  # with their centres (x, y), in fractions
 Find = Callable[[Image.Image], Things]
+Images = tuple[Image.Image, Image.Image, Image.Image]
 
 
 @dataclass(frozen=True)
@@ -66,6 +71,7 @@ class Case:
     kind: str
     source: str
     target: str
+    relation: str | None
     seed: int
 
     @property
@@ -101,7 +107,7 @@ def make_case(scene: Any, wording: int, seed: int, rng: np.random.Generator, kin
     edited = replace(scene, objects=objects)
     source, target = scene.prompts()[wording], edited.prompts()[wording]
     before, after = (tuple(map(name_of, one.objects)) for one in (scene, edited))
-    return Case(before, after, index, kind, source, target, seed)  # type: ignore[arg-type]
+    return Case(before, after, index, kind, source, target, scene.relation, seed)  # type: ignore[arg-type]
 
 
 def finder(model: str, checker: Path) -> Find:
@@ -114,27 +120,51 @@ def finder(model: str, checker: Path) -> Find:
     ]
 
 
-def right_sources(subject: Subject, count: int, args: argparse.Namespace) -> list[Case]:
-    """Return swaps in scenes whose source image the checker reads without a mistake."""
+def cases(make: Callable[..., Any], count: int, args: argparse.Namespace) -> list[Case]:
+    """Return swaps in scenes that training never saw, in turn of a colour and of a noun."""
     rng = np.random.default_rng(args.scene_seed)
-    cases: list[Case] = []
-    seed = args.seed
-    tried = 0
-    while len(cases) < count:
-        scenes = [subject.make(rng, held_out=True, n_objects=2) for _ in range(BATCH)]
-        scenes = [one for one in scenes if len({*map(name_of, one.objects)}) == 2]
-        wordings = [int(rng.integers(len(scene.prompts()))) for scene in scenes]
-        asked = [one.prompts()[i] for one, i in zip(scenes, wordings, strict=True)]
-        images = drawn(subject, asked, range(seed, seed + len(asked)))
-        for i, one in enumerate(subject.see(scenes, images)):
-            is_right = one.objects and one.relation is not False and all(one.colours)
-            if len(cases) < count and is_right:
-                kind = ("colour", "noun")[len(cases) % 2]
-                cases.append(make_case(scenes[i], wordings[i], seed + i, rng, kind))
-        seed += BATCH
-        tried += len(scenes)
-    print(f"{count} right sources among the first {tried} drawn", flush=True)
-    return cases
+    found: list[Case] = []
+    while len(found) < count:
+        scene = make(rng, held_out=True, n_objects=2)
+        # sprites have two nouns; shapes are told apart by their colours
+        if len({getattr(thing, "noun", thing.colour) for thing in scene.objects}) == 2:
+            kind = ("colour", "noun")[len(found) % 2]
+            wording = int(rng.integers(len(scene.prompts())))
+            found.append(make_case(scene, wording, args.seed + len(found), rng, kind))
+    return found
+
+
+def images(pipe: Any, case: Case, number: int, args: argparse.Namespace) -> Images:
+    """Return a case's source, its edit, and the target with no control; keep them in a file."""
+    path = args.work / f"{number}.png"
+    if not path.exists():
+        run = edit(
+            pipe,
+            case.source,
+            case.target,
+            seed=case.seed,
+            mode="replace",
+            cross_replace_steps=args.cross,
+            self_replace_steps=args.self_steps,
+            max_self_queries=args.self_queries,
+            blend=[case.word] if args.blend else (),
+        )
+        settings = own_settings(args.model)
+        plain = images_of(call_pipeline(pipe, [case.target], [case.seed], settings))
+        made = [np.asarray(one.convert("RGB")) for one in (*run.images, *plain)]
+        Image.fromarray(np.vstack(made)).save(path)
+    with Image.open(path) as column:
+        parts = np.split(np.asarray(column.convert("RGB")), 3)
+    source, edited, plain = map(Image.fromarray, parts)
+    return source, edited, plain
+
+
+def is_right(case: Case, found: Things) -> bool:
+    """Tell if just the source's objects are there, as was asked, in their relation."""
+    there = [[centre for name, centre in found if fits(name, asked)] for asked in case.before]
+    if len(found) != 2 or any(len(one) != 1 for one in there):
+        return False
+    return case.relation not in DIRECTIONS or holds(case.relation, there[0][0], there[1][0])
 
 
 def edit_at(pipe: Any, depth: tuple[float, float]) -> None:
@@ -142,11 +172,6 @@ def edit_at(pipe: Any, depth: tuple[float, float]) -> None:
     family, known = find_denoiser(pipe).family, edits_of(pipe)
     unregister(family)
     register(replace(family, edits=replace(known, depth=depth)))
-
-
-def drawn(subject: Subject, prompts: list[str], seeds: Sequence[int]) -> list[Image.Image]:
-    """Return the images of :func:`sdattn.generate`, without their heatmaps."""
-    return images_of(call_pipeline(subject.pipe, prompts, seeds, subject.settings))
 
 
 def fits(thing: Name, asked: Name) -> bool:
@@ -222,7 +247,7 @@ def main(given: list[str] | None = None) -> None:
     parser.add_argument(
         "--checker", type=Path, default=Path("build/checker/checker.safetensors"), help="of sprites"
     )
-    parser.add_argument("--cases", type=int, default=50)
+    parser.add_argument("--cases", type=int, default=70)
     parser.add_argument("--scene-seed", type=int, default=77, help="which unseen scenes")
     parser.add_argument("--seed", type=int, default=5000, help="of the first image's noise")
     parser.add_argument("--cross", type=float, help="by default that of the model's family")
@@ -230,48 +255,43 @@ def main(given: list[str] | None = None) -> None:
     parser.add_argument("--depth", type=float, nargs=2, help="likewise: the layers that take part")
     parser.add_argument("--self-queries", type=int, help="see max_self_queries of edit()")
     parser.add_argument("--blend", action="store_true", help="blend on the word that is swapped")
-    parser.add_argument("--out", type=Path, default=Path("outputs/edits.json"))
+    parser.add_argument("--work", type=Path, default=Path("build/edits"), help="finished cases")
     args = parser.parse_args(given)
+    later = ("work", "cases", "checker")  # may differ when it goes on
+    claim(args.work, {name: value for name, value in vars(args).items() if name not in later})
     torch.set_num_threads(1)
-    subject, find = subject_of(args.model, args.checker), finder(args.model, args.checker)
+    pipe: Any = sdattn.load_pipeline(args.model, device="cpu", dtype=torch.float32)
+    pipe.set_progress_bar_config(disable=True)
     if args.depth:
-        edit_at(subject.pipe, tuple(args.depth))
-    cases = right_sources(subject, args.cases, args)
-    began, verdicts, columns = time.time(), [], []
-    for case in cases:
-        run = edit(
-            subject.pipe,
-            case.source,
-            case.target,
-            seed=case.seed,
-            mode="replace",
-            cross_replace_steps=args.cross,
-            self_replace_steps=args.self_steps,
-            max_self_queries=args.self_queries,
-            blend=[case.word] if args.blend else (),
-        )
-        images = [*run.images, *drawn(subject, [case.target], [case.seed])]
-        before, *others = map(find, images)
-        judged = [judge(case, before, after) for after in others]
+        edit_at(pipe, tuple(args.depth))
+    make = shapes.random_scene if is_joint(args.model) else emoji.random_scene
+    asked = cases(make, args.cases, args)
+    made = []
+    for number, case in enumerate(asked):
+        made.append(images(pipe, case, number, args))
+        print(number, case.source, "->", case.target, flush=True)
+    find = finder(args.model, args.checker)
+    verdicts, kinds, columns, told = [], [], [], []
+    for case, (source, *others) in zip(asked, made, strict=True):
+        before = find(source)
+        if not is_right(case, before):
+            continue
+        judged = [judge(case, before, find(after)) for after in others]
         verdicts.append([(*one, all(one)) for one in judged])
-        columns.append(Image.fromarray(np.vstack([np.asarray(one) for one in images])))
-    kinds = [case.kind for case in cases]
+        kinds.append(case.kind)
+        columns.append(Image.fromarray(np.vstack([np.asarray(i) for i in (source, *others)])))
+        told.append({"source": case.source, "target": case.target, "seed": case.seed})
+    print(f"{len(verdicts)} of {len(asked)} sources are as asked")
     print(table(np.array(verdicts), kinds))
-    print(f"{(time.time() - began) / len(cases):.2f} s a case")
-    args.out.parent.mkdir(parents=True, exist_ok=True)
     report = {
-        "options": {name: str(value) for name, value in vars(args).items() if name != "out"},
         "machine": machine(),
         "checker": accuracy_of(args.checker),
         "figures": figures(np.array(verdicts)),
-        "cases": [
-            {"source": case.source, "target": case.target, "seed": case.seed, "verdicts": found}
-            for case, found in zip(cases, verdicts, strict=True)
-        ],
+        "cases": [{**one, "verdicts": found} for one, found in zip(told, verdicts, strict=True)],
     }
-    args.out.write_text(json.dumps(report, indent=1) + "\n")
-    sheet(columns).save(args.out.with_suffix(".png"))
-    print(args.out)
+    (args.work / "figures.json").write_text(json.dumps(report, indent=1) + "\n")
+    sheet(columns).save(args.work / "sheet.png")
+    print(args.work)
 
 
 if __name__ == "__main__":
