@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from functools import cache
 from typing import NamedTuple
 
 from PIL import Image, ImageColor, ImageDraw, ImageFont
 
 from ..maps.glow import WORD_COLORS, overlay
 from ..maps.heatmap import Heatmap
-from ..maps.render import FAINT, INK, PAPER, fonts_for
+from ..maps.render import FAINT, INK, PAPER, fit, fonts_for
 from ..prompts.words import is_content_word, name_things
 from .imagerun import ImageRun
 from .report.pages import indices_by_span, pieces
@@ -46,9 +47,7 @@ def draw_card(
     left = _EDGE + 2 * tile[0] + _EDGE // 2 + _EDGE
     _write_peaks(pen, maps, (left, top), (SIZE[0] - _EDGE - left, room[1]))
     foot = SIZE[1] - _EDGE - 8
-    _write(
-        pen, (_EDGE, foot), "  ·  ".join(filter(None, (_made(run), note))), 20, wide - 110, FAINT
-    )
+    _write(pen, (_EDGE, foot), " · ".join(filter(None, (_made(run), note))), 20, wide - 110, FAINT)
     pen.text((SIZE[0] - _EDGE, foot), "sdattn", INK, _font("sdattn", 22), anchor="rm")
     if part is not None:
         pen.rectangle((0, SIZE[1] - 6, part * SIZE[0], SIZE[1]), fill=WORD_COLORS[0])
@@ -157,11 +156,12 @@ def _write(
     wide: float,
     ink: tuple[int, int, int],
 ) -> None:
-    """Write a line, smaller if it is too long."""
+    """Write a line, smaller if it is too long; a word of very many letters ends in an ellipsis."""
     text = " ".join(text.split())
-    while size > 7 and _font(text, size).getlength(text) > wide:
+    while size > 8 and _font(text, size).getlength(text) > wide:
         size -= 1
-    pen.text(place, text, ink, _font(text, size), anchor="lm")
+    font = _font(text, size)
+    pen.text(place, fit(text, font, wide), ink, font, anchor="lm")
 
 
 def _made(run: ImageRun) -> str:
@@ -171,7 +171,7 @@ def _made(run: ImageRun) -> str:
         None if settings.seed is None else f"seed {settings.seed}",
         f"{len(settings.timesteps)} steps" if settings.timesteps else None,
     ]
-    return "  ·  ".join(filter(None, told))
+    return " · ".join(filter(None, told))
 
 
 def _ink_on(color: str) -> tuple[int, int, int]:
@@ -182,6 +182,7 @@ def _ink_on(color: str) -> tuple[int, int, int]:
     return _DARK if light > 0.179 else _LIGHT
 
 
+@cache
 def _font(text: str, size: int) -> ImageFont.FreeTypeFont:
     """Return a font that has the text's letters, if one is installed."""
     from matplotlib import font_manager
