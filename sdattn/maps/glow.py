@@ -29,7 +29,7 @@ FADE = 0.25  # below this place on the scale colours fade to none
 # Saturated (CIELAB chroma of 60 and more) on a dark grey, and told apart by colour-blind people:
 # simulated as Machado et al. 2009, any two of the first three are at least 39 apart, of all 17.
 WORD_COLORS = ("#ff9500", "#2f8bff", "#ff2d55", "#00d084", "#ffe600", "#ff5ac8", "#9d6bff")
-_OUTLINE = 256  # an outline is a pixel wide in an image of so many, two in twice as many
+OUTLINE = 256  # an outline is a pixel wide in an image of so many, two in twice as many
 
 
 class Drawn(Protocol):
@@ -62,7 +62,7 @@ def overlay(
     """Draw the heat of one or several maps over their image, darkened and in grey.
 
     One map has a colormap's colours, from dark to bright. Several have a colour each, bright where
-    they are high, and are outlined at half their peak; where two overlap the higher one prevails.
+    they are high, and a lighter outline at half their peak; where two overlap, the higher prevails.
 
     With places ``p`` on the words' scales, in [0, 1], ``m`` the highest of them, ``C`` the colour
     for a place (a colormap's, or a word's own times ``sqrt(p)``), ``g`` a third of the image's luma
@@ -128,7 +128,7 @@ def glow(
         made = grey + seen * (_colours(places, tints, cmap) - highest * grey)
     if tints is not None:
         for place, tint in zip(places, tints, strict=False):
-            made[_outline(place)] = tint
+            made[_outline(place)] = (tint + 255) / 2
     return np.rint(made.clip(0, 255)).astype(np.uint8)
 
 
@@ -147,7 +147,7 @@ def _outline(place: np.ndarray) -> np.ndarray:
     """Return the inner edge of where a word is at least half its peak, bool ``[height, width]``."""
     peak = place.max()
     inside = (place >= peak / 2) & (peak > 0)
-    wide = max(1, round(max(place.shape) / _OUTLINE))
+    wide = max(1, round(max(place.shape) / OUTLINE))
     padded = np.pad(inside, wide, mode="edge")  # no edge along the image's sides
     rows, cols = place.shape
     whole = inside.copy()

@@ -18,9 +18,8 @@ from .maps import PageMaps, page_maps
 from .pages import (
     MOST_CUT_OFF,
     MOST_PINS,
-    PIN_COLORS,
     as_uri,
-    colour_tables,
+    look_data,
     page,
     pieces,
     video_data,
@@ -116,8 +115,7 @@ def _data(
         "units": _units(run.heatmaps.preset),
         "rest": _sums_to_one(run),
         "refined": run.heatmaps.preset.refine is not None,
-        "colormaps": colour_tables(),
-        "pins": PIN_COLORS,
+        **look_data(),
     }
 
 
@@ -131,7 +129,7 @@ def _text(name: str, maps: Sequence[Heatmap]) -> dict[str, object]:
 
 def _first_pins(heatmaps: Heatmaps, strange: Collection[str]) -> list[int]:
     """Return the words that the page opens with: the strongest that name a thing, see
-    :func:`name_things`, at least half as strong as the first, each in another place than those
+    :func:`name_things`, at least a third as strong as the first, each in another place than those
     before it: their maps correlate by less than 0.5. If all of these are much weaker than another
     content word, their maps are noise: return the strongest content word alone. ``strange`` words
     mean nothing."""
@@ -146,7 +144,7 @@ def _first_pins(heatmaps: Heatmaps, strange: Collection[str]) -> list[int]:
     for i in sorted(things, key=lambda i: -peaks[i]):
         alike = (correlation(maps[i].values, maps[pin].values) or 0.0 for pin in pins)
         apart = all(similarity < _SAME_PLACE for similarity in alike)
-        strong = not pins or maps[i].range[1] >= 0.5 * maps[pins[0]].range[1]
+        strong = not pins or peaks[i] >= _NOISE * peaks[pins[0]]
         if apart and strong and len(pins) < MOST_PINS:
             pins.append(i)
     return pins

@@ -16,20 +16,17 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 from PIL import Image
 
 from ...files.videos import Video
-from ...maps import render
+from ...maps import glow, render
 from ...maps.heatmap import Heatmap, latent_frames
 from ...prompts.tokens import Prompt
 
 _HERE = Path(__file__).parent
 MOST_CUT_OFF = 100  # words after the last one seen; the others are one piece
 COLORMAPS = (render.COLORMAP, "viridis", "cividis")  # all readable to colour-blind people
-# Okabe and Ito 2008, "Color Universal Design": told apart by colour-blind people too
-PIN_COLORS = ("#e69f00", "#56b4e9", "#009e73", "#f0e442", "#0072b2", "#d55e00", "#cc79a7")
-MOST_PINS = 3  # words of a page's first view
+MOST_PINS = 4  # words of a page's first view
 LARGEST = 420_000  # bytes of an image
 LARGEST_VIDEO = 3_600_000  # bytes of all frames of a video
 _TRIED = 6  # frames that tell how large a video is
@@ -219,8 +216,16 @@ def _coded(image: Image.Image, side: int, kind: str, options: Mapping[str, int])
 
 
 @cache
-def colour_tables() -> Mapping[str, str]:
-    """Return 256 colours for each colour map, red, green and blue, as base64."""
-    ramp = np.linspace(0, 1, 256, dtype=np.float32)[None]
-    tables = {name: render.colorize(ramp, (0.0, 1.0), name) for name in COLORMAPS}
-    return {name: base64.b64encode(table.tobytes()).decode() for name, table in tables.items()}
+def look_data() -> Mapping[str, object]:
+    """Return what :func:`sdattn.maps.glow.glow` knows of colours, for the script that draws as it
+    does; a colour map is 256 colours, red, green and blue, as base64."""
+    tables = {name: render.color_table(name).tobytes() for name in COLORMAPS}
+    return {
+        "colormaps": {name: base64.b64encode(table).decode() for name, table in tables.items()},
+        "pins": glow.WORD_COLORS,
+        "alpha": glow.OPACITY,
+        "luma": glow.LUMA,
+        "brightness": glow.BRIGHTNESS,
+        "fade": glow.FADE,
+        "outline": glow.OUTLINE,
+    }
