@@ -48,8 +48,7 @@ def of_image(run: ImageRun | Run) -> ImageRun:
 
 
 def shown_words(heatmaps: Heatmaps, words: Sequence[str] | None) -> list[Heatmap]:
-    """Return the maps of the words, or of the strongest that name a thing, in the prompt's
-    order."""
+    """Return the maps of the words, or of the strongest that name a thing."""
     found = chosen(heatmaps, words)
     if words is None:
         return strongest(found)

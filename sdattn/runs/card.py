@@ -13,7 +13,7 @@ from ..maps.glow import WORD_COLORS, overlay
 from ..maps.heatmap import Heatmap
 from ..maps.render import FAINT, INK, PAPER, fit, fonts_for
 from ..prompts.words import is_content_word, name_things
-from .imagerun import ImageRun
+from .imagerun import ImageRun, made
 from .report.pages import indices_by_span, pieces
 
 SIZE = (1200, 630)  # as sites show the image of a link
@@ -47,7 +47,7 @@ def draw_card(
     left = _EDGE + 2 * tile[0] + _EDGE // 2 + _EDGE
     _write_peaks(pen, maps, (left, top), (SIZE[0] - _EDGE - left, room[1]))
     foot = SIZE[1] - _EDGE - 8
-    _write(pen, (_EDGE, foot), " · ".join(filter(None, (_made(run), note))), 20, wide - 110, FAINT)
+    _write(pen, (_EDGE, foot), " · ".join(filter(None, (made(run), note))), 20, wide - 110, FAINT)
     pen.text((SIZE[0] - _EDGE, foot), "sdattn", INK, _font("sdattn", 22), anchor="rm")
     if part is not None:
         pen.rectangle((0, SIZE[1] - 6, part * SIZE[0], SIZE[1]), fill=WORD_COLORS[0])
@@ -55,12 +55,11 @@ def draw_card(
 
 
 def strongest(maps: Sequence[Heatmap]) -> list[Heatmap]:
-    """Return the maps that a card shows by default, in their order: the strongest that name a
-    thing, one for each colour."""
+    """Return the maps that a card shows by default: the strongest that name a thing, as many as
+    there are colours, the strongest first."""
     things = [maps[i] for i in name_things([one.label for one in maps])]
     things = things or [one for one in maps if is_content_word(one.label)] or [*maps]
-    highest = sorted(things, key=lambda one: -one.peak)[: len(WORD_COLORS)]
-    return [one for one in things if one in highest]
+    return sorted(things, key=lambda one: -one.peak)[: len(WORD_COLORS)]
 
 
 class _Part(NamedTuple):
@@ -162,16 +161,6 @@ def _write(
         size -= 1
     font = _font(text, size)
     pen.text(place, fit(text, font, wide), ink, font, anchor="lm")
-
-
-def _made(run: ImageRun) -> str:
-    settings = run.settings
-    told = [
-        settings.model or settings.pipeline,
-        None if settings.seed is None else f"seed {settings.seed}",
-        f"{len(settings.timesteps)} steps" if settings.timesteps else None,
-    ]
-    return " · ".join(filter(None, told))
 
 
 def _ink_on(color: str) -> tuple[int, int, int]:

@@ -12,7 +12,7 @@ from ...maps.statistics import correlation
 from ...models.demos import demo_named
 from ...prompts.tokens import Prompt
 from ...prompts.words import is_content_word, name_things
-from ..imagerun import ImageRun, plain, step_names
+from ..imagerun import ImageRun, made, plain, step_names
 from ..parts import FURTHER
 from .maps import PageMaps, page_maps
 from .pages import (
@@ -71,10 +71,15 @@ def report(run: ImageRun, phrases: Sequence[Heatmap] = ()) -> bytes:
     image = "" if run.video else as_uri(run.image)
     if run.video:
         data["video"], image = video_data(run.video, len(run.heatmaps.maps))
+    further = ["card", "framed"]
+    if maps.calls:
+        further.append("steps")
+    if run.video:
+        further.append("video")
     return page(
         "run",
         shared=("heat", "spot"),
-        further=("video", "framed") if run.video else ("framed",),
+        further=further,
         run=run,
         data=data,
         image=image,
@@ -99,6 +104,7 @@ def _data(
     names = dict(zip(run.details.calls, step_names(run), strict=True))
     return {
         "prompt": run.heatmaps.prompt.text[:80],
+        "made": made(run),
         "words": words,
         "content": [is_content_word(word) for word in words],
         "first": _first_pins(run.heatmaps, demo.strange(words) if demo else ()),

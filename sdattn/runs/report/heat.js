@@ -323,11 +323,16 @@ function save(parts, lines, about) {
     }
     write(text, wide + 12, middle, sheet.width - wide - 16);
   }
+  download(sheet, [lines.length ? "heatmap" : "image", ...about]);
+}
+
+/* Save a canvas as a PNG whose name is made of texts. */
+function download(sheet, about) {
   sheet.toBlob((blob) => {
     const link = document.createElement("a");
     link.href = URL.createObjectURL(blob);
     const plain = about.map((text) => text.replace(/[^\p{L}\p{N}]+/gu, "_").replace(/^_|_$/g, "")).filter(Boolean);
-    link.download = `${[lines.length ? "heatmap" : "image", ...plain].join("-").slice(0, 100)}.png`;
+    link.download = `${plain.join("-").slice(0, 100)}.png`;
     link.click();
     setTimeout(() => URL.revokeObjectURL(link.href), 1000);
   });

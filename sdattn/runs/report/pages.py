@@ -62,7 +62,8 @@ def page(
     """
     files = [*(_HERE / part for part in ("theme", *shared)), home / name]
     files += [_HERE / part for part in further]
-    style = "\n".join(_read(file.with_suffix(".css")) for file in files)
+    styles = (file.with_suffix(".css") for file in files)
+    style = "\n".join(_read(file) for file in styles if file.is_file())
     script = "\n".join(_read(file.with_suffix(".js")) for file in files)
     policy = f"default-src 'none'; img-src data: {images_from}; style-src '{_hash(style)}'; "
     policy += f"script-src '{_hash(script)}'; base-uri 'none'; form-action 'none'"

@@ -153,15 +153,6 @@ $("head")?.addEventListener("change", () => {
   draw();
 });
 
-$("save").addEventListener("click", () => {
-  const some = state.looked === null ? shown() : [], { spot, when } = state, [width, height] = page.size;
-  const texts = state.looked === null ? some.map((word) => `${words[word].label}: peak ${told(peakOf(word))}`) : [LOOKED];
-  const names = state.looked === null ? some.map((word) => words[word].label) : [LOOKED];
-  const look = [state.head || state.group ? groupName() : "", state.step && !state.head ? stepName().split(",")[0] : ""];
-  const where = spot ? [`at ${Math.floor(spot.x * width)} ${Math.floor(spot.y * height)}`] : [];
-  save([{ image: $("image"), heat: canvas, size: page.size, name: when }], linesOf(texts, some.map(pinColour)), [when, ...names, ...(some.length ? look : []), ...where, `in ${page.prompt}`]);
-});
-
 $("copy")?.addEventListener("click", async () => {
   const text = $("command").textContent;
   try {
