@@ -1,4 +1,4 @@
-"""Draw the image of four word swaps: outputs/evaluation/edits.png, in README.md and docs/editing.md.
+"""Draw four word swaps: outputs/evaluation/edits.png, for README.md and docs/editing.md.
 
 From top to bottom: the source, the edit, and where its new word went.
 """
