@@ -87,7 +87,8 @@ def framed(page: bytes, still: str = "") -> str:
     The frame lies over a ``still`` in HTML, which is seen where frames are removed: on GitHub, and
     in a notebook that is not trusted.
     """
-    style = "width:100%;height:820px;border:0;border-radius:10px"
+    round_corner = "" if still else ";border-radius:10px"  # the still would be seen behind it
+    style = f"width:100%;height:820px;border:0{round_corner}"
     frame = (
         f'<iframe style="{style}" sandbox="allow-scripts allow-downloads" '
         f'allow="clipboard-write" title="sdattn" srcdoc="{escape(page.decode())}"></iframe>'
