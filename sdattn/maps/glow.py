@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal, Protocol
 
@@ -45,8 +46,8 @@ def own_scale(peak: float, top: float, ground: float = 0.0) -> tuple[float, floa
     """Return the (lowest, highest) value of a word's own colour scale: its peak gets the place
     ``sqrt(peak / top)`` on it, at most 1, so that a word weaker than the strongest, whose peak is
     ``top``, stays darker, but is seen. At or below ``ground`` the image is bare."""
-    dimmed = (min(1.0, peak / top) ** 0.5 if top > 0 else 1.0) or 1.0
-    return ground, ground + (peak - ground) / dimmed
+    share = min(1.0, peak / top) if peak > 0 and top > 0 else 1.0
+    return ground, ground + (peak - ground) / math.sqrt(share)
 
 
 def overlay(
@@ -111,10 +112,10 @@ def overlay(
 def glow(
     pixels: np.ndarray,
     places: np.ndarray,
-    tints: np.ndarray | None = None,
-    style: Style = "heat",
-    cmap: str = COLORMAP,
-    alpha: float = OPACITY,
+    tints: np.ndarray | None,
+    style: Style,
+    cmap: str,
+    alpha: float,
 ) -> np.ndarray:
     """Colour an image's pixels, uint8 ``[height, width, 3]``, by places on the words' scales,
     float32 ``[words, height, width]`` in [0, 1], as :func:`overlay` says. ``tints`` are the words'

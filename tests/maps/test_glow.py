@@ -100,7 +100,8 @@ def test_a_spotlight_keeps_the_images_colours_where_the_word_looked():
 
 
 @pytest.mark.parametrize(
-    ("peak", "top", "place"), [(0.2, 0.2, 1.0), (0.05, 0.2, 0.5), (0.4, 0.2, 1.0), (0.1, 0.0, 1.0)]
+    ("peak", "top", "place"),
+    [(0.2, 0.2, 1.0), (0.05, 0.2, 0.5), (0.4, 0.2, 1.0), (0.1, 0.0, 1.0), (-0.1, 0.2, 1.0)],
 )
 def test_a_words_own_scale_gives_its_peak_the_root_of_its_share(peak, top, place):
     low, high = own_scale(peak, top)

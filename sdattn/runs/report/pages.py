@@ -105,9 +105,8 @@ def direction(text: str) -> str:
     A browser's ``dir=auto`` skips the words of a prompt, each of which is isolated in a ``<bdi>``.
     """
     strong = (unicodedata.bidirectional(char) for char in text)
-    return (
-        "rtl" if next((kind for kind in strong if kind in {"L", "R", "AL"}), "L") != "L" else "ltr"
-    )
+    first = next((kind for kind in strong if kind in {"L", "R", "AL"}), "L")
+    return "ltr" if first == "L" else "rtl"
 
 
 class Piece(NamedTuple):
