@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal, Protocol
 
@@ -25,10 +26,10 @@ STYLES: tuple[Style, ...] = ("heat", "spotlight")
 OPACITY = 0.85  # at the highest value
 BRIGHTNESS = 1 / 3  # of the image, where no word looked
 LUMA = (0.2126, 0.7152, 0.0722)  # of red, green and blue: Rec. 709, as browsers' grayscale()
-FADE = 0.25  # below this place on the scale colours fade to none
-# Saturated (CIELAB chroma of 60 and more) on a dark grey, and told apart by colour-blind people:
-# simulated as Machado et al. 2009, any two of the first three are at least 39 apart, of all 17.
-WORD_COLORS = ("#ff9500", "#2f8bff", "#ff2d55", "#00d084", "#ffe600", "#ff5ac8", "#9d6bff")
+FADE = 1 / 3  # below this place on the scale colours fade to none
+# Saturated, with a CIELAB chroma over 50, and told apart by colour-blind people: for protanopia and
+# deuteranopia (Machado et al. 2009) any two are 30 apart in CIELAB, the first three 60.
+WORD_COLORS = ("#ff8000", "#2f8bff", "#00ffe1", "#e13c5a", "#b4ff96", "#c33c96", "#ffff00")
 OUTLINE = 256  # an outline is a pixel wide in an image of so many, two in twice as many
 
 
@@ -45,8 +46,8 @@ def own_scale(peak: float, top: float, ground: float = 0.0) -> tuple[float, floa
     """Return the (lowest, highest) value of a word's own colour scale: its peak gets the place
     ``sqrt(peak / top)`` on it, at most 1, so that a word weaker than the strongest, whose peak is
     ``top``, stays darker, but is seen. At or below ``ground`` the image is bare."""
-    dimmed = (min(1.0, peak / top) ** 0.5 if top > 0 else 1.0) or 1.0
-    return ground, ground + (peak - ground) / dimmed
+    share = min(1.0, peak / top) if peak > 0 and top > 0 else 1.0
+    return ground, ground + (peak - ground) / math.sqrt(share)
 
 
 def overlay(
@@ -66,7 +67,7 @@ def overlay(
 
     With places ``p`` on the words' scales, in [0, 1], ``m`` the highest of them, ``C`` the colour
     for a place (a colormap's, or a word's own times ``sqrt(p)``), ``g`` a third of the image's luma
-    and ``a = alpha min(1, 4 m)``, a pixel is ``(1 - a m) g + a sum(p² C) / sum(p²)``: the higher a
+    and ``a = alpha min(1, 3 m)``, a pixel is ``(1 - a m) g + a sum(p² C) / sum(p²)``: the higher a
     value, the brighter, on light and dark images. Spotlight: ``(1 - alpha m) g + alpha m image``.
 
     Args:
@@ -77,7 +78,7 @@ def overlay(
         style: ``"heat"``, or ``"spotlight"``: the image in its colours where a word looked.
         cmap: name of a matplotlib colormap, for a single map without ``colors``.
         alpha: opacity at the highest value, in [0, 1].
-        colors: a colour for each map, as ``"#ff9500"`` (default for several: :data:`WORD_COLORS`).
+        colors: a colour for each map, as ``"#ff8000"`` (default for several: :data:`WORD_COLORS`).
 
     Returns:
         RGB.
@@ -111,10 +112,10 @@ def overlay(
 def glow(
     pixels: np.ndarray,
     places: np.ndarray,
-    tints: np.ndarray | None = None,
-    style: Style = "heat",
-    cmap: str = COLORMAP,
-    alpha: float = OPACITY,
+    tints: np.ndarray | None,
+    style: Style,
+    cmap: str,
+    alpha: float,
 ) -> np.ndarray:
     """Colour an image's pixels, uint8 ``[height, width, 3]``, by places on the words' scales,
     float32 ``[words, height, width]`` in [0, 1], as :func:`overlay` says. ``tints`` are the words'

@@ -228,7 +228,7 @@ class Heatmap:
             style: ``"heat"``, or ``"spotlight"``: the image in its own colours where the word
                 looked.
 
-        Source: :func:`sdattn.maps.glow.overlay`, which also draws several words at once.
+        :func:`sdattn.maps.glow.overlay` draws several words at once, each in its colour.
         """
         from ..files.images import as_image  # pillow is loaded only when something is drawn
         from .glow import overlay

@@ -37,7 +37,7 @@ def spotlit(image, places, opacity=OPACITY):
 
 def _lit(image, places, colours, opacity):
     places = places[..., None]
-    seen = opacity * np.minimum(1, 4 * places)
+    seen = opacity * np.minimum(1, 3 * places)
     return np.clip((1 - seen * places) * _dark(image) + seen * colours, 0, 255)
 
 

@@ -1,13 +1,12 @@
 /* Shared by pages with maps. Maps arrive as bytes and are resized to the image here, as sdattn.render
    does: bilinear between cell centres.
 
-   A page defines `state` (opacity, shared, spotlight, colormap, hovered, pinned, bare) and `draw()`.
+   A page defines `state` (opacity, shared, spotlight, colormap, hovered, pinned) and `draw()`.
    A map to draw is { number, range, ends, tint }: its number, the values of the first and the last
    place on its scale, those at the ends of the scale that is shown, and its colour, null for a single
    map. */
 
 const LONG_SIDE = 512;
-const NO_WORD = -1; // hovered while the images show their original colours
 const page = JSON.parse($("data").textContent);
 
 /* ---- maps ---- */
@@ -139,11 +138,8 @@ function fit(canvas, [width, height]) {
   canvas.height = Math.max(1, Math.round(height * scale));
 }
 
-/* Return the words whose heat is shown; none while the images show their original colours. */
-function shown() {
-  if (state.hovered === NO_WORD) return [];
-  return state.hovered !== null ? [state.hovered] : state.bare ? [] : state.pinned;
-}
+/* Return the words whose heat is shown. */
+const shown = () => (state.hovered !== null ? [state.hovered] : state.pinned);
 const pinColour = (word) => pinColours[state.pinned.indexOf(word)];
 const linear = (shade) => (shade <= 10 ? shade / 3294 : ((shade / 255 + 0.055) / 1.055) ** 2.4);
 /* Return black or white, whichever has more contrast (WCAG 2.2, relative luminance). */
@@ -228,29 +224,23 @@ function pin(word) {
   if (at >= 0) state.pinned.splice(at, 1);
   else if (state.pinned.length < pinColours.length) state.pinned.push(word);
   else $("full").textContent = `Only ${pinColours.length} words can be told apart by colour: unpin one first.`;
-  show(false);
-}
-
-/* Show the pinned words, or keep the images bare. */
-function show(bare) {
   state.hovered = null;
-  state.bare = bare;
   draw();
 }
 
-function listen(button, wordOf, click = pin) {
+function listen(button, wordOf) {
   const show = () => { state.hovered = wordOf(); draw(); };
   const leave = () => { if (state.hovered === wordOf()) { state.hovered = null; draw(); } };
   button.addEventListener("pointerenter", (event) => { if (event.pointerType !== "touch") show(); });
   button.addEventListener("pointerleave", leave);
   button.addEventListener("focus", () => { if (button.matches(":focus-visible")) show(); });
   button.addEventListener("blur", leave);
-  button.addEventListener("click", () => click(wordOf()));
+  button.addEventListener("click", () => pin(wordOf()));
 }
 function unpin() {
   state.pinned = [];
-  $("full").textContent = "";
-  show(false);
+  [state.hovered, $("full").textContent] = [null, ""];
+  draw();
 }
 $("unpin").addEventListener("click", () => {
   unpin();

@@ -9,6 +9,7 @@ import base64
 import hashlib
 import io
 import math
+import unicodedata
 from collections.abc import Mapping, Sequence
 from functools import cache
 from itertools import product
@@ -83,6 +84,7 @@ def _template(home: Path, name: str) -> Any:
         lstrip_blocks=True,
         loader=jinja2.FileSystemLoader([home, _HERE]),
     )
+    environment.filters["direction"] = direction
     return environment.get_template(f"{name}.html")
 
 
@@ -97,6 +99,15 @@ def _hash(text: str) -> str:
 
 
 # A prompt in pieces
+
+
+def direction(text: str) -> str:
+    """Return "rtl" if the text's first letter is of a script written from the right, else "ltr".
+    A browser's ``dir=auto`` skips the words of a prompt, each of which is isolated in a ``<bdi>``.
+    """
+    strong = (unicodedata.bidirectional(char) for char in text)
+    first = next((kind for kind in strong if kind in {"L", "R", "AL"}), "L")
+    return "ltr" if first == "L" else "rtl"
 
 
 class Piece(NamedTuple):

@@ -3,7 +3,7 @@
 
 const stage = $("stage"), halves = [$("a"), $("b")];
 const buttons = [...document.querySelectorAll(".word")];
-const state = { other: 1, opacity: page.alpha, shared: false, spotlight: false, colormap: "", hovered: null, pinned: [], bare: false, spot: null, kept: false };
+const state = { other: 1, opacity: page.alpha, shared: false, spotlight: false, colormap: "", hovered: null, pinned: [], spot: null, kept: false };
 
 /* ---- what is linked ---- */
 
@@ -36,7 +36,6 @@ function draw() {
   $("caption").textContent = alone ? captionOf(some[0]) : some.map((row) => `${nameOf(row)}: ${peaksOf(row)}`).join("; ");
   drawLegend((row) => [nameOf(row), peaksOf(row)]);
   for (const button of buttons) drawButton(button);
-  $("own").setAttribute("aria-pressed", String(state.bare));
   drawSpot();
 }
 
@@ -135,16 +134,15 @@ function choose(other) {
   }
   stage.parentElement.style.setProperty("--ratio", sides()[0].size[0] / sides()[0].size[1]);
   if ($("wipe")) wipe(Number($("wipe").value));
-  showSmall();
+  showOriginals();
   drawTable();
   draw();
 }
 
-/* Show the images small, in their original colours. The file holds each image once, in the stage. */
-function showSmall() {
-  const label = document.createElement("span"), images = halves.map(imageOf);
-  label.textContent = "original colours";
-  $("own").replaceChildren(...images.map(({ src }) => Object.assign(new Image(), { src, alt: "" })), label);
+/* Show the images in their own colours above those with heat. The file holds each image once, in the
+   stage. */
+function showOriginals() {
+  $("originals").replaceChildren(...halves.map(imageOf).map(({ src, width, height }) => Object.assign(new Image(width, height), { src, alt: "" })));
 }
 
 /* Show the first image left of the slider, the other right of it. */
@@ -177,7 +175,6 @@ function listenToWipe() {
 }
 
 for (const button of buttons) listen(button, () => rowOf(button));
-listen($("own"), () => NO_WORD, () => show(!state.bare));
 listenToSpots({
   boxOf: ({ clientX }) => $(isOver() || clientX < $("b").getBoundingClientRect().left ? "a" : "b"),
   gridOf: () => page.maps[0] ?? [1, 1],

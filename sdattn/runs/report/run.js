@@ -14,7 +14,7 @@ page.maps = page.maps.flatMap((shape) => Array(depth).fill(shape));
 
 const state = {
   step: 0, group: 0, head: 0, opacity: page.alpha, shared: false, spotlight: false, colormap: "",
-  hovered: null, pinned: [...page.first], bare: false, spot: null, kept: false, looked: null,
+  hovered: null, pinned: [...page.first], spot: null, kept: false, looked: null,
   frame: 0, when: "", // for a video: the latent frame, and the video frame's name
 };
 
