@@ -387,7 +387,8 @@ def test_a_word_of_the_result_is_swapped_there_or_put_into_a_box(open_app):
         page.mouse.move(image["x"] + x * image["width"], image["y"] + y * image["height"])
         if act:
             getattr(page.mouse, act)()
-    wait_for(page, "() => document.querySelector('#place-box input, #place-box textarea').value === '0.02 0.02 0.52 0.52'")  # fmt: skip
+    field = "document.querySelector('#place-box :is(input, textarea)')"
+    wait_for(page, f"() => {field}.value === '0.02 0.02 0.52 0.52'")
     frame.locator("dl").filter(has_text="num_inference_steps").first.wait_for()
     page.get_by_role("button", name="Thumbnail 3 of 3").wait_for()
 
