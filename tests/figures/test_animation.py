@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 from helpers.demo_words import PROMPT, THING
 from helpers.tiers import tiered
-from PIL import Image, ImageSequence
+from PIL import Image, ImageColor, ImageSequence
 
 from sdattn import generate
 from sdattn.figures.animation import HOLD, LARGEST, animate, save_animation
+from sdattn.maps.glow import WORD_COLORS
 
 pytestmark = pytest.mark.slow
 
@@ -53,7 +54,9 @@ def test_the_image_stays_and_heat_and_step_change(run, frames):
     assert changes[480:900].min() > 0  # the heat
     last = {np.asarray(one)[570:].tobytes() for one in frames}
     assert len(last) == 4  # the step, and how far the run is
-    lit = [(np.asarray(one)[-1] == (255, 149, 0)).all(-1).sum() for one in frames]
+    lit = [
+        (np.asarray(one)[-1] == ImageColor.getrgb(WORD_COLORS[0])).all(-1).sum() for one in frames
+    ]
     assert lit == pytest.approx([300, 600, 900, 1200], abs=2)
 
 
