@@ -63,7 +63,7 @@ def overlay(
     """Draw the heat of one or several maps over their image, darkened and in grey.
 
     One map has a colormap's colours, from dark to bright. Several have a colour each, bright where
-    they are high, and a lighter outline at half their peak; where two overlap, the higher prevails.
+    they are high, and a light outline at half their peak; where two overlap, the higher prevails.
 
     With places ``p`` on the words' scales, in [0, 1], ``m`` the highest of them, ``C`` the colour
     for a place (a colormap's, or a word's own times ``sqrt(p)``), ``g`` a third of the image's luma
@@ -129,7 +129,8 @@ def glow(
         made = grey + seen * (_colours(places, tints, cmap) - highest * grey)
     if tints is not None:
         for place, tint in zip(places, tints, strict=False):
-            made[_outline(place)] = (tint + 255) / 2
+            edge = _outline(place)
+            made[edge] += place.max() * ((tint + 255) / 2 - made[edge])  # a weak word's is weak
     return np.rint(made.clip(0, 255)).astype(np.uint8)
 
 

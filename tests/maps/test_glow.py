@@ -73,6 +73,13 @@ def test_words_in_colours_are_outlined_at_half_their_peak(size, wide):
     assert radius[line].max() < 0.3 * size
     assert radius[line].min() > 0.3 * size - 1.5 * wide
     assert len(np.unique(np.round(np.arctan2(down, right)[line], 1))) >= 62  # all around
+    weak = drawn(
+        Image.new("RGB", (size, size)), heatmap(np.where(values > 0.5, 0.25, 0), top=1.0),
+        colors=["#00d084"],
+    )  # fmt: skip
+    within = tinted((0, 0, 0), [np.array(0.5)], [(0x00, 0xD0, 0x84)])
+    faint = (within + np.array([127.5, 231.5, 193.5])) / 2  # its peak is halfway on its scale
+    assert np.abs(weak[line] - faint).max() <= 1
     flat = drawn(Image.new("RGB", (size, size)), heatmap(np.ones((8, 8))), colors=["#00d084"])
     assert len(np.unique(flat)) <= 3  # a map without an edge has no line
 

@@ -108,15 +108,15 @@ function glow(pixels, maps, all) {
   }
 }
 
-/* Draw the inner edge of where a word is at least half its peak. */
+/* Draw the inner edge of where a word is at least half its peak, the weaker the word, the fainter. */
 function outline(pixels, places, tint, { width, height }) {
-  const half = places.reduce((most, place) => Math.max(most, place), 0) / 2, wide = Math.max(1, Math.round(Math.max(width, height) / page.outline));
+  const peak = places.reduce((most, place) => Math.max(most, place), 0), half = peak / 2, wide = Math.max(1, Math.round(Math.max(width, height) / page.outline));
   if (!half) return;
   const outside = (x, y) => places[Math.min(height - 1, Math.max(0, y)) * width + Math.min(width - 1, Math.max(0, x))] < half;
   for (let y = 0; y < height; y++)
     for (let x = 0; x < width; x++)
       if (!outside(x, y) && (outside(x - wide, y) || outside(x + wide, y) || outside(x, y - wide) || outside(x, y + wide)))
-        pixels.set(tint.map((shade) => (shade + 255) / 2), 4 * (y * width + x));
+        for (let part = 0, at = 4 * (y * width + x); part < 3; part++) pixels[at + part] += peak * ((tint[part] + 255) / 2 - pixels[at + part]);
 }
 
 /* Draw an image with maps over it; without maps the canvas stays clear. */
