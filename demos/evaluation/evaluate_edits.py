@@ -1,157 +1,143 @@
 """Measure word swaps on a demo model: does the named object change, and nothing else?
 
-Scenes of two objects that training never saw are drawn; those that the checker reads without a
-mistake are edited by swapping one word, a shape or a colour in turn. The same two prompts are also
-drawn from the same noise with no control. For each way:
+Scenes of two objects that training never saw are drawn and edited by swapping one word, what an
+object is or its colour in turn. The target is also drawn from the same noise with no control. A
+checker that knows nothing of the model reads the images; where it reads the source without a
+mistake, for each way:
 
     changed    what stands nearest to the named object's old place is what was asked for
-    kept       the other object has kept its colour, its shape and its place
+    kept       the other object is what it was, in its place, and nothing else is there
+    both
+
+Each case is kept in ``--work`` as it ends; run again, the command goes on where it stopped.
+
+    python -m demos.evaluation.evaluate_edits --checker build/checker/checker.safetensors
+    python -m demos.evaluation.evaluate_edits --model demo-mmdit
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import time
-from collections import Counter
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
+from numpy.typing import NDArray
 from PIL import Image
 
 import sdattn
 from sdattn.edit import edit
 from sdattn.models import register, unregister
-from sdattn.models.demos import demo_settings
 from sdattn.models.denoiser import find_denoiser
 from sdattn.models.families import edits_of
 from sdattn.models.pipeline_call import call_pipeline, images_of
 
-from ..scene_checker import Found, find_objects, match
-from ..scenes.shapes import COLOURS, SHAPES, Scene, random_scene
+from ..scene_checker import find_objects
+from ..scenes import emoji, shapes, sprites
+from ..scenes.shapes import DIRECTIONS, holds
+from ..sprite_checker import find_things, load_segmenter
+from .records import claim
+from .seeing import accuracy_of, is_joint, machine, own_settings
 
-BATCH = 10  # sources drawn at a time
 # How far a centre may move, in parts of the image's side: of the object that is to be kept, and
 # of the one that changes (a triangle's centre is not where the circle's was).
 NEAR, FAR = 0.1, 0.25
+WAYS = ("edited", "no control")
+MEASURES = ("changed", "kept", "both")
+
+Name = tuple[str, str | None]  # what a thing is, and its colour; None if nothing is said of it
+Things = list[tuple[Name, tuple[float, float]]]  # with their centres (x, y), in fractions
+Find = Callable[[Image.Image], Things]
+Images = tuple[Image.Image, Image.Image, Image.Image]
 
 
 @dataclass(frozen=True)
 class Case:
-    """A swap: ``scene`` becomes ``edited`` by changing ``kind`` of the object at ``index``."""
+    """A swap of one object's word, the ``kind`` of ``"noun"`` or ``"colour"``.
 
-    scene: Scene
-    edited: Scene
+    Attributes:
+        before, after: what the scene's two objects are called.
+        index: of the object that changes.
+    """
+
+    before: tuple[Name, Name]
+    after: tuple[Name, Name]
     index: int
     kind: str
     source: str
     target: str
+    relation: str | None
     seed: int
 
+    @property
+    def word(self) -> str:
+        """The word that is swapped."""
+        noun, colour = self.before[self.index]
+        return str(colour if self.kind == "colour" else noun)
 
-def make_case(scene: Scene, wording: int, seed: int, rng: np.random.Generator, kind: str) -> Case:
-    """Swap the colour or the shape of one object for one that the scene does not have."""
-    index = int(rng.integers(2))
+
+def name_of(thing: emoji.Thing | shapes.SceneObject) -> Name:
+    return (thing.noun if isinstance(thing, emoji.Thing) else thing.shape), thing.colour
+
+
+def make_case(scene: Any, wording: int, seed: int, rng: np.random.Generator, kind: str) -> Case:
+    """Swap the colour or the noun of one object for one that the scene does not have; the noun, if
+    no object has a colour. A sprite with a colour stays one that can have it."""
+    coloured = [i for i, thing in enumerate(scene.objects) if thing.colour]
+    if not coloured:
+        kind = "noun"
+    index = int(rng.choice(coloured)) if kind == "colour" else int(rng.integers(2))
     here = scene.objects[index]
+    is_sprite = isinstance(here, emoji.Thing)
+    there = [name_of(thing) for thing in scene.objects]
     if kind == "colour":
-        free = [name for name in COLOURS if name not in {thing.colour for thing in scene.objects}]
-        changed = replace(here, colour=free[int(rng.integers(len(free)))])
+        known = [*(sprites.COLOURS if is_sprite else shapes.COLOURS)]
+        free = [one for one in known if one not in {colour for _, colour in there}]
+        changed = replace(here, colour=str(rng.choice(free)))
     else:
-        free = [name for name in SHAPES if name not in {thing.shape for thing in scene.objects}]
-        changed = replace(here, shape=free[int(rng.integers(len(free)))])
+        known = [*(sprites.COLOURABLE if here.colour else sprites.nouns())]
+        free = [one for one in (known if is_sprite else shapes.SHAPES) if one not in dict(there)]
+        changed = replace(here, **{"noun" if is_sprite else "shape": str(rng.choice(free))})
     objects = tuple(changed if i == index else thing for i, thing in enumerate(scene.objects))
     edited = replace(scene, objects=objects)
     source, target = scene.prompts()[wording], edited.prompts()[wording]
-    return Case(scene, edited, index, kind, source, target, seed)
+    before, after = (tuple(map(name_of, one.objects)) for one in (scene, edited))
+    return Case(before, after, index, kind, source, target, scene.relation, seed)  # type: ignore[arg-type]
 
 
-def right_sources(pipe: Any, count: int, args: argparse.Namespace) -> list[Case]:
-    """Cases whose source image the checker reads without a mistake."""
+def finder(model: str, checker: Path) -> Find:
+    """Return what finds the things in a demo model's image."""
+    if is_joint(model):
+        return lambda image: [((t.shape, t.colour), t.centre) for t in find_objects(image)]
+    segmenter = load_segmenter(checker)
+    return lambda image: [
+        ((t.noun, t.colour), t.centre) for t in find_things(segmenter, [image])[0]
+    ]
+
+
+def cases(make: Callable[..., Any], count: int, args: argparse.Namespace) -> list[Case]:
+    """Return swaps in scenes that training never saw, in turn of a colour and of a noun."""
     rng = np.random.default_rng(args.scene_seed)
-    cases: list[Case] = []
-    seed = args.seed
-    tried = 0
-    while len(cases) < count:
-        scenes = [random_scene(rng, held_out=True, n_objects=2) for _ in range(BATCH)]
-        scenes = [one for one in scenes if len({thing.colour for thing in one.objects}) == 2]
-        wordings = [int(rng.integers(len(scene.prompts()))) for scene in scenes]
-        asked = [one.prompts()[i] for one, i in zip(scenes, wordings, strict=True)]
-        images = drawn(pipe, asked, range(seed, seed + len(asked)))
-        for i, (scene, image) in enumerate(zip(scenes, images, strict=True)):
-            if len(cases) < count and places(scene, image) is not None:
-                kind = ("colour", "shape")[len(cases) % 2]
-                cases.append(make_case(scene, wordings[i], seed + i, rng, kind))
-        seed += BATCH
-        tried += len(scenes)
-    print(f"{count} right sources among the first {tried} drawn", flush=True)
-    return cases
+    found: list[Case] = []
+    while len(found) < count:
+        scene = make(rng, held_out=True, n_objects=2)
+        # sprites have two nouns; shapes are told apart by their colours
+        if len({getattr(thing, "noun", thing.colour) for thing in scene.objects}) == 2:
+            kind = ("colour", "noun")[len(found) % 2]
+            wording = int(rng.integers(len(scene.prompts())))
+            found.append(make_case(scene, wording, args.seed + len(found), rng, kind))
+    return found
 
 
-def edit_at(pipe: Any, depth: tuple[float, float]) -> None:
-    """Have another part of the depth of this family's models take part in edits."""
-    family, known = find_denoiser(pipe).family, edits_of(pipe)
-    unregister(family)
-    register(replace(family, edits=replace(known, depth=depth)))
-
-
-def drawn(pipe: Any, prompts: list[str], seeds: Sequence[int]) -> list[Image.Image]:
-    """The images of :func:`sdattn.generate`, without their heatmaps."""
-    return images_of(call_pipeline(pipe, prompts, seeds, demo_settings(pipe)))
-
-
-def places(scene: Scene, image: Image.Image) -> tuple[Found, ...] | None:
-    """The scene's objects in an image that shows exactly them; None if it does not."""
-    found = find_objects(image)
-    seen = Counter((thing.colour, thing.shape) for thing in found)
-    expected = Counter((thing.colour, thing.shape) for thing in scene.objects)
-    return match(scene, found) if seen == expected else None
-
-
-def judge(case: Case, before: Image.Image, after: Image.Image) -> tuple[bool, bool]:
-    """(changed, kept) of an edit."""
-    there = places(case.scene, before)
-    found = find_objects(after)
-    if there is None or not found:
-        return False, False
-
-    def stands(index: int) -> tuple[bool, float]:
-        """Whether what is nearest to an object's old place is as asked, and how far off."""
-        old, expected = there[index].centre, case.edited.objects[index]
-        away = [float(np.hypot(*np.subtract(thing.centre, old))) for thing in found]
-        nearest = found[int(np.argmin(away))]
-        return (nearest.colour, nearest.shape) == (expected.colour, expected.shape), min(away)
-
-    (changed, moved), (kept, strayed) = stands(case.index), stands(1 - case.index)
-    return changed and moved <= FAR, kept and strayed <= NEAR
-
-
-def main() -> None:
-    """Read the options, measure, print a table and write figures and images."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--model", default="demo-mmdit", help="demo, demo-mmdit, or a folder")
-    parser.add_argument("--cases", type=int, default=50)
-    parser.add_argument("--scene-seed", type=int, default=77, help="which unseen scenes")
-    parser.add_argument("--seed", type=int, default=5000, help="of the first image's noise")
-    parser.add_argument("--cross", type=float, help="by default that of the model's family")
-    parser.add_argument("--self", dest="self_steps", type=float, help="likewise")
-    parser.add_argument("--depth", type=float, nargs=2, help="likewise: the layers that take part")
-    parser.add_argument("--self-queries", type=int, help="see max_self_queries of edit()")
-    parser.add_argument("--blend", action="store_true", help="blend on the word that is swapped")
-    parser.add_argument("--out", type=Path, default=Path("outputs/edits.json"))
-    args = parser.parse_args()
-    pipe = sdattn.load_pipeline(args.model)
-    pipe.set_progress_bar_config(disable=True)
-    if args.depth:
-        edit_at(pipe, tuple(args.depth))
-    cases = right_sources(pipe, args.cases, args)
-    began, verdicts, rows = time.time(), [], []
-    for case in cases:
-        word = getattr(case.scene.objects[case.index], case.kind)
+def images(pipe: Any, case: Case, number: int, args: argparse.Namespace) -> Images:
+    """Return a case's source, its edit, and the target with no control; keep them in a file."""
+    path = args.work / f"{number}.png"
+    if not path.exists():
         run = edit(
             pipe,
             case.source,
@@ -161,34 +147,151 @@ def main() -> None:
             cross_replace_steps=args.cross,
             self_replace_steps=args.self_steps,
             max_self_queries=args.self_queries,
-            blend=[word] if args.blend else (),
+            blend=[case.word] if args.blend else (),
         )
-        [plain] = drawn(pipe, [case.target], [case.seed])
-        before, after = run.images
-        verdicts.append((case.kind, *judge(case, before, after), *judge(case, before, plain)))
-        rows.append(np.vstack([np.asarray(one) for one in (before, after, plain)]))
-    figures = {}
-    print(f"{'':8}{'n':>4}{'changed':>9}{'kept':>8}   no control:{'changed':>9}{'kept':>8}")
-    for kind in ("all", "colour", "shape"):
-        some = np.array([one[1:] for one in verdicts if kind in ("all", one[0])])
-        figures[kind] = [float(share) for share in some.mean(0)]
-        edited = "{:>9.0%}{:>8.0%}".format(*figures[kind][:2])
-        plainly = "{:>9.0%}{:>8.0%}".format(*figures[kind][2:])
-        print(f"{kind:8}{len(some):4}{edited}   {'':11}{plainly}")
-    print(f"{(time.time() - began) / len(cases):.2f} s a case")
-    args.out.parent.mkdir(parents=True, exist_ok=True)
-    options = {name: str(value) for name, value in vars(args).items()}
-    prompts = [
-        [case.source, case.target, *map(bool, v[1:])]
-        for case, v in zip(cases, verdicts, strict=True)
-    ]
-    report = {"options": options, "figures": figures, "cases": prompts}
-    args.out.write_text(json.dumps(report, indent=2) + "\n")
-    wide = 10
-    sheet = [np.hstack(rows[i : i + wide]) for i in range(0, len(rows) - wide + 1, wide)]
-    if sheet:
-        Image.fromarray(np.vstack(sheet)).save(args.out.with_suffix(".png"))
-    print(args.out)
+        settings = own_settings(args.model)
+        plain = images_of(call_pipeline(pipe, [case.target], [case.seed], settings))
+        made = [np.asarray(one.convert("RGB")) for one in (*run.images, *plain)]
+        Image.fromarray(np.vstack(made)).save(path)
+    with Image.open(path) as column:
+        parts = np.split(np.asarray(column.convert("RGB")), 3)
+    source, edited, plain = map(Image.fromarray, parts)
+    return source, edited, plain
+
+
+def is_right(case: Case, found: Things) -> bool:
+    """Tell if just the source's objects are there, as was asked, in their relation."""
+    there = [[centre for name, centre in found if fits(name, asked)] for asked in case.before]
+    if len(found) != 2 or any(len(one) != 1 for one in there):
+        return False
+    return case.relation not in DIRECTIONS or holds(case.relation, there[0][0], there[1][0])
+
+
+def edit_at(pipe: Any, depth: tuple[float, float]) -> None:
+    """Have another part of the depth of this family's models take part in edits."""
+    family, known = find_denoiser(pipe).family, edits_of(pipe)
+    unregister(family)
+    register(replace(family, edits=replace(known, depth=depth)))
+
+
+def fits(thing: Name, asked: Name) -> bool:
+    """Check if a thing is what was asked for, in its colour if one was asked for."""
+    return thing[0] == asked[0] and asked[1] in (None, thing[1])
+
+
+def judge(case: Case, before: Things, after: Things) -> tuple[bool, bool]:
+    """Return (changed, kept) of an edit."""
+
+    def stands(index: int) -> tuple[bool, float]:
+        """Tell if what is nearest to an object's old place is as asked, and how far off it is."""
+        old = [centre for name, centre in before if fits(name, case.before[index])]
+        if not old or not after:
+            return False, math.inf
+        away = [math.dist(old[0], centre) for _, centre in after]
+        nearest = int(np.argmin(away))
+        return fits(after[nearest][0], case.after[index]), away[nearest]
+
+    (changed, moved), (kept, strayed) = stands(case.index), stands(1 - case.index)
+    return changed and moved <= FAR, kept and strayed <= NEAR and len(after) == 2
+
+
+def wilson(hits: int, n: int) -> tuple[float, float]:
+    """Return the 95 % interval of a share (Wilson 1927)."""
+    z = 1.959964
+    middle = (hits + z**2 / 2) / (n + z**2)
+    half = z / (n + z**2) * math.sqrt(hits * (n - hits) / n + z**2 / 4)
+    return middle - half, middle + half
+
+
+def figures(verdicts: NDArray[np.bool_]) -> dict[str, dict[str, list[float]]]:
+    """Return [share, low, high] by way and measure of verdicts [cases, ways, measures]."""
+    found: dict[str, dict[str, list[float]]] = {}
+    for way, name in enumerate(WAYS):
+        hits, n = verdicts[:, way].sum(0).tolist(), len(verdicts)
+        shares = [[one / n, *wilson(one, n)] for one in hits]
+        found[name] = dict(zip(MEASURES, shares, strict=True))
+    return found
+
+
+def table(verdicts: NDArray[np.bool_], kinds: Sequence[str]) -> str:
+    """Return the shares as a Markdown table, a row for each kind of swap."""
+    heads = [f"{name}, {way}" for way in WAYS for name in MEASURES]
+    lines = [f"| swap | n | {' | '.join(heads)} |", "|---|---" + "|---" * len(heads) + "|"]
+    for kind in ("all", "noun", "colour"):
+        some = verdicts[[kind in ("all", one) for one in kinds]]
+        if len(some):
+            shares = [one for way in figures(some).values() for one in way.values()]
+            told = " | ".join(
+                f"{share:.0%} ({low:.0%} to {high:.0%})" for share, low, high in shares
+            )
+            lines.append(f"| {kind} | {len(some)} | {told} |")
+    return "\n".join(lines)
+
+
+def sheet(rows: Sequence[Image.Image], wide: int = 10) -> Image.Image:
+    """Return the cases' columns of images side by side, so many in a row."""
+    width, height = rows[0].size
+    whole = Image.new("RGB", (width * min(wide, len(rows)), height * -(-len(rows) // wide)))
+    for i, one in enumerate(rows):
+        whole.paste(one, (width * (i % wide), height * (i // wide)))
+    return whole
+
+
+def main(given: list[str] | None = None) -> None:
+    """Read the options, measure, print a table and write figures and images: of each case the
+    source, the edit, and the target with no control."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--model", default="demo", help="demo, demo-mmdit, or a folder of one")
+    parser.add_argument(
+        "--checker", type=Path, default=Path("build/checker/checker.safetensors"), help="of sprites"
+    )
+    parser.add_argument("--cases", type=int, default=70)
+    parser.add_argument("--scene-seed", type=int, default=77, help="which unseen scenes")
+    parser.add_argument("--seed", type=int, default=5000, help="of the first image's noise")
+    parser.add_argument("--cross", type=float, help="by default that of the model's family")
+    parser.add_argument("--self", dest="self_steps", type=float, help="likewise")
+    parser.add_argument("--depth", type=float, nargs=2, help="likewise: the layers that take part")
+    parser.add_argument("--self-queries", type=int, help="see max_self_queries of edit()")
+    parser.add_argument("--blend", action="store_true", help="blend on the word that is swapped")
+    parser.add_argument("--work", type=Path, default=Path("build/edits"), help="finished cases")
+    args = parser.parse_args(given)
+    later = ("work", "cases", "checker")  # may differ when it goes on
+    claim(args.work, {name: value for name, value in vars(args).items() if name not in later})
+    torch.set_num_threads(1)
+    pipe: Any = sdattn.load_pipeline(args.model, device="cpu", dtype=torch.float32)
+    pipe.set_progress_bar_config(disable=True)
+    if args.depth:
+        edit_at(pipe, tuple(args.depth))
+    make = shapes.random_scene if is_joint(args.model) else emoji.random_scene
+    asked = cases(make, args.cases, args)
+    made = []
+    for number, case in enumerate(asked):
+        made.append(images(pipe, case, number, args))
+        print(number, case.source, "->", case.target, flush=True)
+    find = finder(args.model, args.checker)
+    verdicts, kinds, columns, told = [], [], [], []
+    for case, (source, *others) in zip(asked, made, strict=True):
+        before = find(source)
+        if not is_right(case, before):
+            continue
+        judged = [judge(case, before, find(after)) for after in others]
+        verdicts.append([(*one, all(one)) for one in judged])
+        kinds.append(case.kind)
+        columns.append(Image.fromarray(np.vstack([np.asarray(i) for i in (source, *others)])))
+        told.append({"source": case.source, "target": case.target, "seed": case.seed})
+    print(f"{len(verdicts)} of {len(asked)} sources are as asked")
+    print(table(np.array(verdicts), kinds))
+    report = {
+        "machine": machine(),
+        "checker": accuracy_of(args.checker),
+        "figures": figures(np.array(verdicts)),
+        "cases": [{**one, "verdicts": found} for one, found in zip(told, verdicts, strict=True)],
+    }
+    (args.work / "figures.json").write_text(json.dumps(report, indent=1) + "\n")
+    sheet(columns).save(args.work / "sheet.png")
+    print(args.work)
 
 
 if __name__ == "__main__":

@@ -1,16 +1,18 @@
 """Tabs of the live page, a form each: draw an image, explain a photo, edit an image."""
 
-import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..errors import InvalidTypeError
 from ..maps.presets import PRESETS
 from ..models.call_options import call_options
-from ..models.demos import demo_of, demo_settings
+from ..models.demos import demo_named, demo_of, demo_settings
 from ..models.facts import default_frames, default_size, makes_videos, size_unit
 from ..models.families import edits_of, image_latents_of
+from ..runs.info import RunSettings
 from ..runs.run import Run
 from . import tasks
 from .recent_runs import RecentRun
@@ -21,23 +23,41 @@ gradio: Any = import_gradio()
 PRIVATE = {"api_visibility": "private", "show_progress": "hidden", "queue": False}
 
 
-class _Examples(NamedTuple):
-    prompts: list[str]
+EXAMPLES = Path(__file__).parent / "examples"  # images of the demo's prompts, in their order
+
+
+class Examples(NamedTuple):
+    prompts: list[tuple[str, int]]  # with the seed of a good image
     swap: tuple[str, str]  # a word of the first prompt, and one for its place
 
 
 _EXAMPLES = {
-    "demo": _Examples(
-        ["a cat left of a pizza", "a red umbrella above a dog on grass"], ("cat", "dog")
+    "demo": Examples(
+        [
+            ("a cat left of a pizza", 3),
+            ("a red umbrella above a dog on grass", 3),
+            ("a blue car right of a tree in the snow", 1),
+            ("an owl below a moon at night", 1),
+            ("a penguin left of a cactus at the beach", 1),
+            ("a rocket above a house at night", 3),
+            ("a butterfly above a sunflower on a blue background", 2),
+            ("a guitar right of a frog on grass", 1),
+        ],
+        ("cat", "dog"),
     ),
-    "demo-mmdit": _Examples(
-        ["a red circle left of a blue square", "on the left a green star, on the right a ring"],
+    "demo-mmdit": Examples(
+        [
+            ("a red circle left of a blue square", 0),
+            ("on the left a green star, on the right a ring", 0),
+        ],
         ("circle", "star"),
     ),
-    "demo-video": _Examples(["a cat above a pizza", "a red car above a tree"], ("cat", "dog")),
+    "demo-video": Examples(
+        [("a cat above a pizza", 0), ("a red car above a tree", 0)], ("cat", "dog")
+    ),
 }
-_ANY_EXAMPLES = _Examples(
-    ["a cat on a sofa", "an astronaut riding a horse on the moon"], ("cat", "dog")
+_ANY_EXAMPLES = Examples(
+    [("a cat on a sofa", 0), ("an astronaut riding a horse on the moon", 0)], ("cat", "dog")
 )
 
 
@@ -63,7 +83,7 @@ class Form:
 
 
 def forms_of(pipe: Any, example: RecentRun) -> Iterator[Form]:
-    """Yield the form of each tab that the pipeline can serve, and show it."""
+    """Yield the form of each tab that the pipeline can serve, and show it; first the drawing's."""
     with gradio.Tab("Draw"):
         yield _drawing(pipe)
     if _is_known(image_latents_of, pipe):
@@ -82,28 +102,71 @@ def _is_known(facts: Callable[[Any], object], pipe: Any) -> bool:
     return True
 
 
-def examples_of(pipe: Any) -> _Examples:
+def examples_of(pipe: Any) -> Examples:
     demo = demo_of(pipe)
     return _EXAMPLES[demo.name] if demo else _ANY_EXAMPLES
 
 
 def _drawing(pipe: Any) -> Form:
-    prompt = gradio.Textbox(label="Prompt", lines=1, max_lines=4, autofocus=True)
-    button = _button("draw", "Draw")
-    seed = _seed()
-    examples = gradio.Examples(examples_of(pipe).prompts, prompt)
-    fields = {"prompt": prompt, "seed": seed, **_settings(pipe)}
-    starts = [button.click, prompt.submit, examples.load_input_event.then]
-    return Form("draw", tasks.draw, fields, starts)
+    (first, seed), *_ = examples_of(pipe).prompts
+    prompt = gradio.Textbox(first, label="Prompt", lines=1, max_lines=4, autofocus=True)
+    with _button_row("draw"):
+        button = gradio.Button("Draw", variant="primary", min_width=100)
+        shuffle = gradio.Button("Random seed", min_width=100)
+    with _folded("draw"):
+        fields = {"prompt": prompt, "seed": _seed(shuffle, seed), **_settings(pipe)}
+    return Form("draw", tasks.draw, fields, [button.click, prompt.submit])
+
+
+def show_examples(pipe: Any, drawing: Form) -> None:
+    """Show the examples' prompts, for a demo as images; a click draws one."""
+    prompts = examples_of(pipe).prompts
+    fields = [drawing.fields["prompt"], drawing.fields["seed"]]
+    images = sorted(EXAMPLES.glob("*.webp")) if demo_of(pipe) == demo_named("demo") else []
+    if not images:
+        examples = gradio.Examples([[*one] for one in prompts], fields)
+        drawing.starts.append(examples.load_input_event.then)
+        return
+    shown = [(str(path), prompt) for path, (prompt, _) in zip(images, prompts, strict=True)]
+    gallery = gradio.Gallery(
+        shown, label="Examples", columns=2, allow_preview=False, buttons=[], elem_id="examples"
+    )
+
+    def pick(event: gradio.SelectData) -> list[Any]:
+        return [*prompts[event.index]]
+
+    drawing.starts.append(gallery.select(pick, None, fields, **PRIVATE).then)
+
+
+def changes_of(pipe: Any, shown: Any, settings_of: Callable[[str], RunSettings]) -> Iterator[Form]:
+    """Yield the forms of the bar that opens at a tap on a word of the result, see page.js: another
+    word in its place, and a box for it. ``shown`` holds the key of the run that is shown."""
+    if not _is_known(edits_of, pipe):
+        return
+    with gradio.Row(elem_id="change"):
+        word = gradio.Textbox(label="Word", min_width=70, max_lines=1)
+        other = gradio.Textbox(label="Other word", min_width=80, max_lines=1)
+        swap = _button("swap", "Swap")
+        gradio.HTML("or drag a box for it on the image", elem_id="or")
+        box = gradio.Textbox(label="Box", placeholder="0 0 0.5 0.5", min_width=100, max_lines=1)
+        place = _button("place", "Draw it there")
+        gradio.Button("Close", min_width=60, elem_id="close")
+    fields = {"run": shown, "word": word, "other": other}
+    starts = [swap.click, other.submit]
+    yield Form("swap", partial(tasks.swap, settings_of), fields, starts)
+    fields = {"run": shown, "word": word, "box": box}
+    starts = [place.click, box.submit]
+    yield Form("place", partial(tasks.place, settings_of), fields, starts)
 
 
 def _explaining(pipe: Any, example: RecentRun) -> Form:
-    demo = demo_of(pipe)
-    told = f"The demo can tell: {', '.join(demo.things())}." if demo else "What the photo shows."
     photo = gradio.Image(label="Photo", sources=["upload", "clipboard"], buttons=[], height=220)
-    caption = gradio.Textbox(label="Caption", info=told, lines=1, max_lines=4)
+    caption = gradio.Textbox(label="Caption", info="What the photo shows.", lines=1, max_lines=4)
     button = _button("explain", "Explain")
-    examples = gradio.Examples([[str(example.small), example.prompt]], [photo, caption])
+    if demo := demo_of(pipe):
+        with gradio.Accordion("Words that the demo knows", open=False):
+            gradio.Markdown(demo.learnt())
+    examples = gradio.Examples([[str(example.small), example.settings.prompt]], [photo, caption])
     with _folded("explain"):
         fields = {"image": photo, "prompt": caption, **_map_settings()}
     starts = [button.click, caption.submit, examples.load_input_event.then]
@@ -111,17 +174,20 @@ def _explaining(pipe: Any, example: RecentRun) -> Form:
 
 
 def _editing(pipe: Any) -> Form:
-    (start, *_), swap = examples_of(pipe)
+    ((start, seed), *_), swap = examples_of(pipe)
     source = gradio.Textbox(start, label="Source prompt", lines=1, max_lines=4)
     with gradio.Row():
         word = gradio.Textbox(swap[0], label="Swap the word", min_width=100)
         other = gradio.Textbox(swap[1], label="for", min_width=100)
-    target = gradio.Textbox(_swapped(start, *swap), label="Target prompt", lines=1, max_lines=4)
+    target = gradio.Textbox(
+        tasks.swapped(start, *swap), label="Target prompt", lines=1, max_lines=4
+    )
     for field in (source, word, other):
         field.change(_swapped, [source, word, other], target, **PRIVATE)  # input misses a paste
-    button = _button("edit", "Edit")
-    seed = _seed()
-    fields = {"source": source, "target": target, "seed": seed}
+    with _button_row("edit"):
+        button = gradio.Button("Edit", variant="primary", min_width=100)
+        shuffle = gradio.Button("Random seed", min_width=100)
+    fields = {"source": source, "target": target, "seed": _seed(shuffle, seed)}
     with _folded("edit"):
         fields["blend"] = gradio.Textbox(label="Change only where this word is")
         for name, kind in (("cross_replace_steps", "cross"), ("self_replace_steps", "self")):
@@ -132,24 +198,27 @@ def _editing(pipe: Any) -> Form:
 
 def _swapped(source: str, word: str, other: str) -> Any:
     """Return the source with another word in a word's place, or no change without both."""
-    if not (word.strip() and other.strip()):
-        return gradio.skip()
-    return re.sub(rf"\b{re.escape(word.strip())}\b", lambda _: other.strip(), source)
+    given = word.strip() and other.strip()
+    return tasks.swapped(source, word, other) if given else gradio.skip()
 
 
 def _button(name: str, text: str) -> Any:
-    with gradio.Row(elem_id=f"{name}-"):  # where page.js says an error that is about no field
+    with _button_row(name):
         return gradio.Button(text, variant="primary", min_width=100)
+
+
+def _button_row(name: str) -> Any:
+    """Return the row of a form's button, where page.js says an error that is about no field."""
+    return gradio.Row(elem_id=f"{name}-")
 
 
 def _folded(name: str) -> Any:
     return gradio.Accordion("Settings", open=False, elem_id=f"{name}-settings")
 
 
-def _seed() -> Any:
-    with gradio.Row():
-        seed = gradio.Number(0, label="Seed", precision=0, min_width=100)
-        shuffle = gradio.Button("Random seed", min_width=100, elem_classes="shuffle")
+def _seed(shuffle: Any, value: int) -> Any:
+    """Return the field of a seed, which a button changes."""
+    seed = gradio.Number(value, label="Seed", precision=0, min_width=100)
     shuffle.click(None, None, seed, js="() => Math.floor(Math.random() * 2 ** 31)", **PRIVATE)
     return seed
 

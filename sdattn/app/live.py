@@ -31,6 +31,9 @@ _NEEDED = {
     **dict.fromkeys(("prompt", "source", "target"), "Write a sentence."),
     "image": "Drop or choose a photo.",
     "seed": "Enter a whole number, for example 0.",
+    "word": "Tap a word of the result.",
+    "other": "Write what takes the place of the word.",
+    "box": "Drag one on the image.",
 }
 _BUG = (
     "This is a bug in sdattn or in a library that it uses. Please report it, with the output of "
@@ -117,12 +120,12 @@ class Live:
             [(_, kept)] = self.kept.known([key])
             return view_of(key, kept, number)
         except (ValueError, IndexError, FileNotFoundError):
-            return ["That run was removed: newer ones took its place.", *[gradio.skip()] * 4]
+            return ["That run was removed: newer ones took its place.", *[gradio.skip()] * 5]
 
 
 def view_of(key: str, run: RecentRun, number: int = 0) -> list[Any]:
-    """Return what shows a kept run: its title, the choice of a page, that page, and its
-    downloads."""
+    """Return what shows a kept run: its title, the choice of a page, that page, its downloads, and
+    its key."""
     choices = [(label, f"{key}/{i}") for i, label in enumerate(run.pages)]
     page = list(run.pages.values())[number]
     return [
@@ -130,6 +133,7 @@ def view_of(key: str, run: RecentRun, number: int = 0) -> list[Any]:
         gradio.Radio(choices, value=choices[number][1], visible=len(choices) > 1),
         framed(page.read_bytes()),
         *(gradio.DownloadButton(value=str(path), interactive=True) for path in (page, run.archive)),
+        key,
     ]
 
 

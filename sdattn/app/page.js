@@ -2,15 +2,40 @@
 // of it is above the window. Messages from other pages are ignored.
 const frames = () => document.querySelectorAll("iframe[title=sdattn]");
 addEventListener("message", ({ source, data }) => {
-  if (!(data?.sdattnHeight > 0)) return;
-  for (const frame of frames())
-    if (frame.contentWindow === source)
-      frame.style.height = `${Math.min(data.sdattnHeight, 20000)}px`;
+  for (const frame of frames()) {
+    if (frame.contentWindow !== source) continue;
+    if (data?.sdattnHeight > 0) frame.style.height = `${Math.min(data.sdattnHeight, 20000)}px`;
+    if (typeof data?.sdattnWord === "string") change(data.sdattnWord);
+    if (Array.isArray(data?.sdattnBox)) {
+      put("box", data.sdattnBox.map((side) => Number(side).toFixed(2)).join(" "));
+      setTimeout(() => document.querySelector("#place- button").click(), 200); // the field is taken over first
+    }
+  }
 });
 addEventListener("scroll", () => {
   for (const frame of frames())
     frame.contentWindow.postMessage({ sdattnAbove: Math.max(0, -frame.getBoundingClientRect().top) }, "*");
 }, { passive: true });
+
+// A word of the result was tapped: it can be swapped, or dragged to a place in the image.
+const input = (name) => document.querySelector(`#change [id$=-${name}] :is(input, textarea)`);
+function put(name, text) {
+  const field = input(name);
+  field.value = text;
+  field.dispatchEvent(new Event("input", { bubbles: true }));
+}
+const boxing = (may) => { for (const frame of frames()) frame.contentWindow.postMessage({ sdattnBoxing: may }, "*"); };
+function change(word) {
+  const bar = document.getElementById("change");
+  if (!bar) return; // the model cannot edit
+  bar.classList.add("open");
+  document.getElementById("close").onclick = () => {
+    bar.classList.remove("open");
+    boxing(false);
+  };
+  put("word", word);
+  boxing(true);
+}
 
 // A form was started: no error is left, and what is being done is in sight, also on a phone.
 function begin() {

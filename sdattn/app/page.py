@@ -12,7 +12,7 @@ from ..loading.pipelines import load_pipeline
 from ..maps.notebook import framed
 from ..models.demos import demo_of
 from ..runs.generation import generate
-from .forms import PRIVATE, Form, examples_of, forms_of
+from .forms import PRIVATE, Form, changes_of, examples_of, forms_of, show_examples
 from .live import Live
 from .recent_runs import RecentRun, RecentRuns, own_folder
 from .server import check_address, import_gradio, launch_settings
@@ -49,7 +49,8 @@ def _example(pipe: Any, kept: RecentRuns) -> RecentRun:
     """Return the run that the page opens with, always drawn by a demo: that takes seconds on any
     machine."""
     demo = pipe if demo_of(pipe) else load_pipeline("demo", device="cpu")
-    run = kept.write(generate(demo, examples_of(demo).prompts[0]), "example")
+    prompt, seed = examples_of(demo).prompts[0]
+    run = kept.write(generate(demo, prompt, seed=seed), "example")
     return replace(run, title=f"An example, drawn by the demo: {run.title}")
 
 
@@ -58,20 +59,24 @@ def build_app(pipe: Any, kept: RecentRuns, example: RecentRun) -> Any:
     the result on the right, or below on a phone, first the example."""
     with gradio.Blocks(title="sdattn", analytics_enabled=False, fill_width=True) as app:
         gradio.Markdown("# sdattn: where each word went")
-        with gradio.Row():
-            with gradio.Column(scale=1, min_width=300):
-                with gradio.Tabs():
-                    forms = [*forms_of(pipe, example)]
+        with gradio.Row(elem_id="home"):  # see page.css
+            with gradio.Column(elem_id="forms"), gradio.Tabs():
+                forms = [*forms_of(pipe, example)]
+            with gradio.Column(elem_id="shown"):
+                view, stop = _view(example)
+                forms += changes_of(
+                    pipe, view[-1], lambda key: kept.settings(key) if key else example.settings
+                )
+            with gradio.Column(elem_id="more"):
+                show_examples(pipe, forms[0])
                 gallery = gradio.Gallery(
                     label="Last runs",
                     height=124,
                     allow_preview=False,
                     buttons=[],
-                    elem_id="last-runs",  # see page.css
+                    elem_id="last-runs",
                     visible=False,
                 )
-            with gradio.Column(scale=3, min_width=320):
-                view, stop = _view(example)
         live = Live(pipe, kept, app)
         seen = gradio.BrowserState([], storage_key=_STORED)
         drawn = gradio.State()  # a run, until it is kept
@@ -132,4 +137,4 @@ def _view(example: RecentRun) -> tuple[list[Any], Any]:
         archive = save("Save the run (zip)", value=str(example.archive))
     choice = gradio.Radio([], show_label=False, container=False, visible=False)
     page = gradio.HTML(framed(example.page.read_bytes()), elem_id="result")
-    return [status, choice, page, html, archive], stop
+    return [status, choice, page, html, archive, gradio.State("")], stop

@@ -8,8 +8,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory, gettempdir
 
+from ..errors import RunError
 from ..files.paths import file_name
 from ..files.writing import remove_abandoned, temporary_name
+from ..runs.info import RunSettings
 from ..runs.run import Run
 
 _SIDE = 160  # pixels of the longer side of a small image
@@ -28,10 +30,10 @@ def own_folder() -> Iterator[Path]:
 @dataclass(frozen=True)
 class RecentRun:
     """Files of a run: its pages by name, a small version of its first image, and a zip of the saved
-    run."""
+    run; with the first image's settings."""
 
     title: str
-    prompt: str
+    settings: RunSettings
     pages: dict[str, Path]
     small: Path
     archive: Path
@@ -80,7 +82,13 @@ class RecentRuns:
         prompts = dict.fromkeys(one.settings.prompt for one in run)
         photo = settings.explained and settings.explained.file
         title = f"{' → '.join(prompts)} ({photo or f'seed {settings.seed}'})"
-        return RecentRun(title, settings.prompt, pages, folder / f"{name}.webp", Path(archive))
+        return RecentRun(title, settings, pages, folder / f"{name}.webp", Path(archive))
+
+    def settings(self, key: str) -> RunSettings:
+        """Return how a run was made; raise RunError if there is none."""
+        for _, run in self.known([key]):
+            return run.settings
+        raise RunError("The run that is shown is not kept. Draw an image first.")
 
     def known(self, keys: Iterable[str]) -> Iterator[tuple[str, RecentRun]]:
         found = ((key, self._runs.get(key)) for key in keys)

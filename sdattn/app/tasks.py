@@ -1,14 +1,21 @@
 """Runs that the tabs of the live page make of the values of their fields."""
 
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from ..edit.editing import edit as edit_image
+from ..edit.guiding import guide
+from ..edit.losses import inside
+from ..errors import InvalidValueError, OptionError, refuse
 from ..files.images import read_image
 from ..models.facts import default_size
 from ..runs import explaining, generation
+from ..runs.info import RunSettings
 from ..runs.run import Run
+
+SettingsOf = Callable[[str], RunSettings]  # of a kept run's key
 
 
 def draw(pipe: Any, asked: dict[str, Any]) -> Run:
@@ -29,6 +36,39 @@ def explain(pipe: Any, asked: dict[str, Any]) -> Run:
 
 def edit(pipe: Any, asked: dict[str, Any]) -> Run:
     return edit_image(pipe, **_given(asked))
+
+
+def swapped(source: str, word: str, other: str) -> str:
+    """Return a prompt with another word in a word's place, wherever it stands."""
+    return re.sub(rf"(?<!\w){re.escape(word.strip())}(?!\w)", lambda _: other.strip(), source)
+
+
+def swap(settings_of: SettingsOf, pipe: Any, asked: dict[str, Any]) -> Run:
+    """Draw the run that is shown again, and edit it: another word in a word's place."""
+    prompt, options = _of_shown(settings_of, asked)
+    return edit_image(pipe, prompt, swapped(prompt, asked["word"], asked["other"]), **options)
+
+
+def place(settings_of: SettingsOf, pipe: Any, asked: dict[str, Any]) -> Run:
+    """Draw the prompt of the run that is shown with a word in a box."""
+    prompt, options = _of_shown(settings_of, asked)
+    try:
+        left, top, right, bottom = map(float, re.split(r"[,\s]+", asked["box"].strip()))
+    except ValueError:
+        raise refuse("box", asked["box"], "left, top, right and bottom, from 0 to 1") from None
+    loss = inside(asked["word"].strip(), (left, top, right, bottom))
+    return guide(pipe, prompt, [loss], **options)
+
+
+def _of_shown(settings_of: SettingsOf, asked: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    """Return the prompt of the run that is shown, which has the word, and how it was drawn."""
+    settings = settings_of(asked["run"])
+    if settings.explained:
+        raise InvalidValueError("This is a photo, which no seed draws again. Draw an image first.")
+    prompt, word = settings.prompt, asked["word"].strip()
+    if swapped(prompt, word, "") == prompt:
+        raise OptionError("word", word, f"choose a word of {prompt!r}.")
+    return prompt, {"seed": settings.seed, **(settings.options or {})}
 
 
 def _given(asked: Mapping[str, Any]) -> dict[str, Any]:

@@ -11,7 +11,8 @@ from .checks import names_of, threshold_of
 from .options import MASK_THRESHOLD, Words
 from .output import Output
 
-Kind = Literal["words", "steps", "layers", "heads", "frames", "compare"]
+Kind = Literal["words", "steps", "layers", "heads", "frames", "compare", "card", "animation"]
+_SHARED = {"card": (".png",), "animation": (".gif", ".webp", ".mp4")}  # not for papers
 _COLUMNS = {"1col": 3.25, "2col": 6.875}  # inches, as in two-column papers of CVPR
 
 
@@ -21,7 +22,11 @@ def show(
     words: Words = None,
     item: Annotated[str | None, typer.Option(help="The id of an item of a batch run.")] = None,
     figure: Annotated[
-        Kind | None, typer.Option(help="Draw this figure for papers instead.")
+        Kind | None,
+        typer.Option(
+            help="Draw this figure for papers instead; or a card to share, 1200 x 630 pixels, or "
+            "its animation over the steps, at most 3 MB."
+        ),
     ] = None,
     words_: Annotated[
         str | None,
@@ -56,13 +61,11 @@ def show(
     ] = None,
     colorbar: Annotated[bool, typer.Option(help="Draw the colour bar.")] = True,
     animate: Annotated[
-        bool, typer.Option("--animate", help="Draw maps over the steps instead, as GIF or WebP.")
+        bool, typer.Option("--animate", help="The same as --figure animation.")
     ] = False,
     frame: Annotated[
         int | None,
-        typer.Option(
-            min=1, help="Frame of a video for --figure and --animate (default: the middle)."
-        ),
+        typer.Option(min=1, help="Frame of a video for --figure (default: the middle)."),
     ] = None,
     masks: Annotated[
         bool,
@@ -80,7 +83,8 @@ def show(
             "--out",
             "-o",
             help="Folder to draw into (default: the run's); with --figure a .pdf, .svg or "
-            ".png file, with --animate a .gif or .webp file.",
+            ".png file (default for a card or an animation: RUN-card.png, RUN-animation.gif; also "
+            ".webp, .mp4).",
         ),
     ] = None,
     force: Annotated[
@@ -94,7 +98,8 @@ def show(
       sdattn show outputs/a-cat-on-a-sofa-0 cat --masks --threshold otsu -o masks
       sdattn show outputs/a-cat-on-a-sofa-0 --figure words --width 1col -o fig.pdf
       sdattn show outputs/a-cat-0 --figure compare --with outputs/a-cat-1 -o seeds.pdf
-      sdattn show outputs/a-cat-on-a-sofa-0 cat --animate -o cat.gif
+      sdattn show outputs/a-cat-on-a-sofa-0 --figure card
+      sdattn show outputs/a-cat-on-a-sofa-0 cat --figure animation -o cat.gif
       sdattn show outputs/a-cat-walking-0 cat --figure frames -o frames.pdf
     """
     if words_ is not None:
@@ -107,15 +112,20 @@ def show(
         "width": _width(width),
     }
     is_styled = bool(dpi) or style != _USUAL
+    is_of_two = animate and figure not in (None, "animation")
+    figure = "animation" if animate else figure
     for is_wrong, text in (
-        (figure and animate, "Pass --figure or --animate, each has a file of its own."),
+        (is_of_two, "Pass --figure or --animate, each has a file of its own."),
         (
-            frame is not None and not animate and figure in (None, "frames"),
-            "--frame needs --animate, or a --figure of one frame.",
+            frame is not None and figure in (None, "frames"),
+            "--frame needs a --figure of one frame.",
         ),
-        (masks and (figure or animate), "--masks are drawn without --figure and --animate."),
+        (masks and figure, "--masks are drawn without --figure."),
         (mask_threshold is not None and not masks, "--threshold needs --masks."),
-        (is_styled and not figure, "How a figure looks is for --figure. Pass it, or leave it out."),
+        (
+            is_styled and (figure is None or figure in _SHARED),
+            "How a figure looks is for a --figure for papers. Pass one, or leave it out.",
+        ),
         (
             (figure == "compare") != bool(others),
             "--figure compare takes the other runs by --with, and only it does.",
@@ -123,20 +133,25 @@ def show(
     ):
         if is_wrong:
             raise typer.BadParameter(text)
-    if figure is None and not animate:
+    if figure is None:
         _drawings(output, run, item, words, out, force, masks, mask_threshold)
         return
-    from ..figures import FORMATS, animation, save_figure
-    from ..figures import figure as draw
+    from .. import figures
+    from ..figures.choosing import save_file
+    from ..files.images import png
 
-    path = _free_file(out, FORMATS if figure else animation.FORMATS, force)
+    if figure in _SHARED and out is None:
+        out = Path(f"{run.name}-{figure}{_SHARED[figure][0]}")
+    path = _free_file(out, _SHARED.get(figure, figures.FORMATS), force)
     loaded = _load(run, item, frame)
-    if figure:
-        further = [_load(other, None, frame) for other in others or ()]
-        drawn = draw(loaded, figure, words, others=further, **style)
-        save_figure(drawn, path, dpi=dpi or 300)
+    if figure == "card":
+        save_file(path, png(figures.card(loaded, words)))
+    elif figure == "animation":
+        figures.save_animation(figures.animate(loaded, words), path)
     else:
-        animation.save_animation(animation.animate(loaded, words), path)
+        further = [_load(other, None, frame) for other in others or ()]
+        drawn = figures.figure(loaded, figure, words, others=further, **style)
+        figures.save_figure(drawn, path, dpi=dpi or 300)
     output.print(str(path), len(str(path)))
     output.answer({"open": str(path)})
 

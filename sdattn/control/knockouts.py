@@ -16,7 +16,6 @@ from ..attention.joint_processor import Queries
 from ..errors import InvalidTypeError, InvalidValueError, RunError
 from ..files.terminal import shorter
 from ..follow.run_part import Span
-from ..maps import render
 from ..maps.heatmap import Heatmap
 from ..maps.notebook import figures_of
 from ..maps.requirements import columns_of
@@ -152,8 +151,8 @@ class Knockout:
         return f"Knockout({self.word!r} of {prompt!r}, seed {self.seed}, {change})"
 
     def _repr_html_(self) -> str:
-        low, high = self.heatmap.range  # from 0: a word that changed nothing must not glow
-        apart = render.overlay(self.image, self.heatmap.values.numpy(), scale=(0.0, high))
+        low, high = self.heatmap.range
+        apart = self.heatmap.overlay(self.image, caption=False)
         drawn = [
             (self.image, "with everything", f"seed {self.seed}"),
             (self.without, f"without “{self.word}”", f"seed {self.seed}"),

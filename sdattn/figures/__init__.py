@@ -2,8 +2,9 @@
 
 figure(run, "steps", ["a cat"])          a matplotlib figure
 save_figure(figure, "fig.pdf")           as PDF, SVG or PNG, whole or not at all
-animate(run, ["cat"])                    its maps over the steps, one image per step
-save_animation(frames, "steps.gif")      as GIF or WebP
+card(run, ["cat"])                       one image to share, 1200 x 630
+animate(run, ["cat"])                    its maps over the steps, a card per step
+save_animation(frames, "steps.gif")      as GIF, WebP or MP4
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from ..runs.imagerun import (
 )
 from ..runs.run import Run
 from .animation import animate, save_animation
+from .card import card
 from .choosing import chosen, format_of, kept_steps, one_image, save_file
 from .lettering import DPI, settings
 from .lettering import plain as plain_text
@@ -42,7 +44,7 @@ if TYPE_CHECKING:
 
     Places = Sequence[Axes] | np.ndarray
 
-__all__ = ["animate", "figure", "save_animation", "save_figure"]
+__all__ = ["animate", "card", "figure", "save_animation", "save_figure"]
 
 refuse_calls(__name__, "sdattn.figures.figure(run, kind)")
 

@@ -6,56 +6,53 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import refuse
-from ..maps import render, sheets
+from ..files.videos import write_video
+from ..runs.card import draw_card
 from ..runs.imagerun import ImageRun
 from ..runs.run import Run
-from .choosing import chosen, format_of, kept_steps, one_image, save_file
+from .card import of_image, shown_words
+from .choosing import chosen, format_of, kept_steps, save_file
 
 if TYPE_CHECKING:
     from PIL import Image
 
-FORMATS = (".gif", ".webp")
+FORMATS = (".gif", ".webp", ".mp4")
 _MOST = {"gif": 655_350, "webp": 2**24 - 1}  # milliseconds of a frame, or of several that are equal
 HOLD = 1500  # milliseconds: minimum duration of the last step
+LARGEST = 3_000_000  # bytes: frames of a file that is larger are made smaller
 _SAMPLE = 8  # steps that a GIF's colours are chosen from
 
 
 def animate(
-    run: ImageRun | Run, words: Sequence[str] | None = None, *, size: int = 1600
+    run: ImageRun | Run, words: Sequence[str] | None = None, *, size: int = 900
 ) -> list[Image.Image]:
-    """Return a frame for each kept step: the image with the step's number and timestep, and each
-    word in colour over it.
+    """Return a frame for each kept step: a :func:`.card.card` with the words' heat in this step,
+    its number and its timestep, and how far the run is.
 
-    All words share one scale, from 0 to the highest value of a content word in any step. A video is
-    shown by its middle frame; for another pass ``run.frame(number)``.
+    Each step has its own scale, and its peaks are told. A video is shown by its middle frame; for
+    another pass ``run.frame(number)``.
 
     Args:
         run: a run of one image, from :func:`sdattn.generate` or :func:`sdattn.load_run`, with its
             steps; of several images one, ``run[0]``.
-        words: words or phrases, each occurrence by itself (default: all words).
+        words: as for :func:`.card.card`.
         size: maximum pixels of a frame's longer side.
 
     Returns:
         RGB, all of one size, in the order in which the steps ran.
 
     Raises:
-        ValueError: the run has not kept its steps, or has several images.
+        ValueError: the run has not kept its steps, or has several images; too many words.
         KeyError: a word that is not in the prompt.
     """
-    run = one_image(run)
-    if run.video is not None:
-        run = run.frame(run.video.middle)
+    run = of_image(run)
     kept = kept_steps(run)
-    steps = [chosen(heatmaps, words) for _, heatmaps in kept]
-    # One scale for all frames: a change of colour is a change of attention.
-    scale = 0.0, max(heatmaps.top for _, heatmaps in kept)
-    factor = min(1.0, render.SHORTEST_SIDE / min(run.image.size))
-    small = round(run.image.width * factor), round(run.image.height * factor)
-    image = run.image.convert("RGB").resize(small, reducing_gap=3.0)
+    columns = [one.columns for one in shown_words(run.heatmaps, words)]
     frames = []
-    for (name, _), maps in zip(kept, steps, strict=True):
-        tiles = [heatmap.overlay(image, scale=scale) for heatmap in maps]
-        frame = sheets.grid(image, tiles, ", ".join(name))
+    for number, (name, heatmaps) in enumerate(kept, 1):
+        found = {one.columns: one for one in chosen(heatmaps, words)}
+        maps = [found[those] for those in columns]
+        frame = draw_card(run, maps, ", ".join(name), number / len(kept))
         frame.thumbnail((size, size))
         frames.append(frame)
     return frames
@@ -64,10 +61,11 @@ def animate(
 def save_animation(
     frames: Sequence[Image.Image], path: str | Path, *, milliseconds: int = 200
 ) -> None:
-    """Write frames as ``.gif`` or ``.webp``, by the file's extension, playing in a loop; raise
-    ValueError for another format, or a duration out of range.
+    """Write frames as ``.gif``, ``.webp`` or ``.mp4``, by the file's extension, playing in a loop;
+    raise ValueError for another format, or a duration out of range.
 
-    A GIF has 256 colours for all frames together.
+    A file has at most 3 MB: frames are made smaller until it does. A GIF has 256 colours for all
+    frames together. MP4 needs PyAV.
 
     Args:
         frames: RGB, all of one size.
@@ -76,10 +74,23 @@ def save_animation(
             ``HOLD`` or longer.
     """
     kind = format_of(path, FORMATS)
-    most = _MOST[kind] // len(frames)  # together no longer than one frame can be
+    most = _MOST.get(kind, _MOST["gif"]) // len(frames)  # together no longer than one frame can be
     if not 20 <= milliseconds <= most:
         text = f"20, the least that browsers show, to {most}, the most of {len(frames)} frames"
         raise refuse("milliseconds", milliseconds, text)
+    data = _encoded(frames, kind, milliseconds)
+    while len(data) > LARGEST:
+        width, height = frames[0].size
+        size = round(width * 0.8), round(height * 0.8)
+        frames = [frame.resize(size, reducing_gap=3.0) for frame in frames]
+        data = _encoded(frames, kind, milliseconds)
+    save_file(path, data)
+
+
+def _encoded(frames: Sequence[Image.Image], kind: str, milliseconds: int) -> bytes:
+    if kind == "mp4":
+        held = max(1, -(-HOLD // milliseconds))
+        return write_video([*frames[:-1], *frames[-1:] * held], 1000 / milliseconds, kind)
     options: dict[str, Any] = {"quality": 85} if kind == "webp" else {"optimize": False}
     first, *rest = _in_few_colours(frames) if kind == "gif" else frames
     unit = 10 if kind == "gif" else 1
@@ -89,7 +100,7 @@ def save_animation(
     first.save(
         buffer, kind.upper(), save_all=True, append_images=rest, duration=times, loop=0, **options
     )
-    save_file(path, buffer.getvalue())
+    return buffer.getvalue()
 
 
 def _in_few_colours(frames: Sequence[Image.Image]) -> list[Image.Image]:

@@ -64,29 +64,3 @@ def fit(text: str, inches: float, fonts: list[str]) -> str:
     while text and width(text + "…", fonts) > inches:
         text = text[:-1]
     return text + "…"
-
-
-def fonts_for(text: str) -> list[str]:
-    """Return the font families for a text: the settings' (DejaVu Sans by default), then installed
-    fonts for its missing glyphs. The first draws a box for a letter that none of them has."""
-    from matplotlib import font_manager
-
-    first = font_manager.findfont(font_manager.FontProperties())
-    families = [font_manager.get_font(first).family_name]
-    missing = _lacks(first, {c for c in text if not c.isspace()})
-    fonts = font_manager.fontManager.ttflist if missing else []
-    usual = [font for font in fonts if font.style == "normal" and font.weight == 400]
-    usual = [font for font in usual if not font.name.startswith("Last Resort")]  # has boxes only
-    for font in sorted(usual, key=lambda f: (not f.name.startswith("Noto Sans"), f.name, f.fname)):
-        lacks = _lacks(font.fname, missing) if missing else missing
-        if len(lacks) < len(missing):
-            families.append(font.name)
-            missing = lacks
-    return list(dict.fromkeys(families))
-
-
-def _lacks(path: str, letters: set[str]) -> set[str]:
-    from matplotlib.ft2font import FT2Font
-
-    font = FT2Font(path)
-    return {letter for letter in letters if not font.get_char_index(ord(letter))}

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from ..errors import InvalidValueError
-from ..maps.render import COLORMAP
-from .lettering import DPI, fit, fonts_for, unit, width
+from ..maps.render import COLORMAP, fonts_for
+from .lettering import DPI, fit, unit, width
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from PIL import Image
 
     from ..files.images import AnyImage
+    from .glow import Scale, Style
 
     Pixels = tuple[int, int] | AnyImage
 
@@ -41,6 +42,8 @@ class Heatmap:
         columns: the token columns that it comes from.
         top: the highest value in a content word's map, see :attr:`sdattn.Heatmaps.top`, or None.
         frames: numbers, in a video's latent, of the frames kept; None for all.
+        ends: the (lowest, highest) value of its own colour scale before it is dimmed, see
+            :func:`sdattn.maps.glow.own_scale`; None for 0 and its peak.
     """
 
     label: str
@@ -48,6 +51,7 @@ class Heatmap:
     columns: tuple[int, ...]
     top: float | None = None
     frames: tuple[int, ...] | None = None
+    ends: tuple[float, float] | None = None
 
     @property
     def map(self) -> Tensor:
@@ -171,7 +175,8 @@ class Heatmap:
         """Return the map of one frame of a video's latent, counted from 0, with the video's colour
         scale; raise ValueError for an image, or if the frame was not kept."""
         check_frame(len(self.values) if self.values.ndim == 3 else 0, number, repr(self))
-        return replace(self, values=self.values[number], top=self.full, frames=None)
+        ends = self.ends or (0.0, self.peak)
+        return replace(self, values=self.values[number], top=self.full, frames=None, ends=ends)
 
     def of_frames(self, number: int) -> Tensor:
         """Return the values for each of a video's ``number`` frames, float32 ``[number, rows,
@@ -197,7 +202,7 @@ class Heatmap:
         """The mean of the values."""
         return float(self.values.mean())
 
-    @known_options(colormap="cmap", opacity="alpha")
+    @known_options(colormap="cmap", opacity="alpha", stretch="scale")
     def overlay(
         self,
         image: AnyImage,
@@ -205,38 +210,51 @@ class Heatmap:
         caption: bool = True,
         cmap: str = "inferno",
         alpha: float = 0.85,
-        scale: tuple[float, float] | None = None,
-        stretch: bool = False,
+        scale: Scale = "own",
+        style: Style = "heat",
     ) -> Image.Image:
-        """Draw the map in colour over the run's image, in grey; raise ValueError if they differ in
-        proportions or an option cannot be.
+        """Draw the map glowing over the run's image, dark and in grey; raise ValueError if they
+        differ in proportions or an option cannot be.
 
         Args:
             image: a PIL image, an array, or a file's path.
             caption: write the label and the peak below, and enlarge a small image so that they can
                 be read. Without, the result has the image's own size.
             cmap: name of a matplotlib colormap.
-            alpha: opacity of the last colour, in [0, 1]; the others are in proportion.
-            scale: the values of the first and the last colour (default: 0 and ``top``, which all
-                words of a prompt share).
-            stretch: scale from the map's smallest to its largest value, which shows the shape of a
-                weak map.
+            alpha: opacity at the highest value, in [0, 1].
+            scale: ``"own"``: the word's own, on which a weak word is darker than a strong one but
+                seen; ``"shared"``: from 0 to ``top``, the same for all words of a prompt; or the
+                (lowest, highest) value, such as :attr:`range`.
+            style: ``"heat"``, or ``"spotlight"``: the image in its own colours where the word
+                looked.
+
+        :func:`sdattn.maps.glow.overlay` draws several words at once, each in its colour.
         """
-        from .render import overlay  # pillow is loaded only when something is drawn
+        from ..files.images import as_image  # pillow is loaded only when something is drawn
+        from .glow import overlay
+        from .render import caption as captioned
+        from .render import check_proportions, enlarge
 
         self._check_image("overlay(image)")
-        if not stretch and scale is None:
-            scale = 0.0, self.full
-        return overlay(
-            image,
-            self.values.numpy(),
-            self.label if caption else "",
-            alpha=alpha,
-            scale=scale,
-            stretch=stretch,
-            cmap=cmap,
-            own_size=not caption,
-        )
+        base = as_image(image)
+        check_proportions(base, self.shape)
+        base = enlarge(base) if caption else base
+        drawn = overlay(base, [self], scale=scale, style=style, cmap=cmap, alpha=alpha)
+        return captioned(drawn, self.label, f"peak {self.peak:.2g}") if caption else drawn
+
+    def scale(self, kind: Scale = "own") -> tuple[float, float]:
+        """Return the (lowest, highest) value of a colour scale, as :meth:`overlay` takes it; a
+        video's frames share it. Raise ValueError for any other."""
+        ground, peak = self.ends or (0.0, self.peak)
+        if kind == "own":
+            from .glow import own_scale
+
+            return own_scale(peak, self.full, ground)
+        if kind == "shared":
+            return ground, self.full
+        if isinstance(kind, (tuple, list)) and len(kind) == 2:
+            return float(kind[0]), float(kind[1])
+        raise refuse("scale", kind, "'own', 'shared' or a (lowest, highest) value")
 
     def plot(self, ax: Axes | None = None, **options: Any) -> Axes:
         """Draw the map with matplotlib, one colour per cell, its label above.
@@ -290,7 +308,7 @@ class Heatmap:
         from .render import drawn  # pillow is loaded only when something is drawn
 
         values = self.map if self.values.ndim == 2 else torch.cat([*self.map], 1)
-        return drawn(values.numpy(), self.label, self.full)
+        return drawn(values.numpy(), self.label, self.scale())
 
     def _check_image(self, asked: str) -> None:
         if self.values.ndim != 2:

@@ -319,13 +319,13 @@ class Heatmaps(Mapping[str, Heatmap]):
     def _repr_html_(self) -> str:
         from .notebook import stills, video_stills  # pillow is loaded only when something is drawn
 
-        maps = [(heatmap.label, heatmap.map.numpy()) for heatmap in self.occurrences()]
+        maps = self.occurrences()
         if self.maps.ndim == 4:
             numbers = self.frames or range(len(self.maps))
             shown = [(f"latent frame {numbers[i]}", i, None) for i in key_frames(len(numbers))]
-            found = video_stills(maps, self.top, shown)
+            found = video_stills(maps, shown)
         else:
-            found = stills(maps, self.top)
+            found = stills(maps)
         return f"<p><bdi>{escape(self.prompt.text)}</bdi></p>{found}"
 
     def _holds(self, columns: Sequence[int]) -> bool:
@@ -333,7 +333,12 @@ class Heatmaps(Mapping[str, Heatmap]):
 
     def _of(self, label: str, columns: tuple[int, ...]) -> Heatmap:
         values = self._values(columns)
-        return Heatmap(label, values, columns, top=self.top, frames=self.frames)
+        ends = None
+        if self.preset.refine:  # such a map is nowhere 0 and would tint the whole image
+            ranked = values.detach().flatten().sort().values
+            peak = float(ranked[-1])
+            ends = min(float(ranked[len(ranked) // 4]), peak / 2), peak
+        return Heatmap(label, values, columns, top=self.top, frames=self.frames, ends=ends)
 
     def _values(self, columns: tuple[int, ...]) -> Tensor:
         maps = self.maps[..., [self._place[column] for column in columns]]

@@ -5,46 +5,44 @@ import io
 from collections.abc import Iterable, Sequence
 from html import escape
 
-import numpy as np
 from PIL import Image
 
-from . import render
+from .glow import overlay
+from .heatmap import Heatmap
+from .render import colorize
 
 _SIDE = 160  # pixels of a still's longer side
 
 
-def stills(
-    maps: Iterable[tuple[str, np.ndarray]], top: float, image: Image.Image | None = None
-) -> str:
-    """Return maps, (label, values ``[rows, cols]``) each, in colour next to each other, from 0 to
-    ``top``; an ``image`` comes first, and the maps lie over it."""
+def stills(maps: Iterable[Heatmap], image: Image.Image | None = None) -> str:
+    """Return maps in colour next to each other, each on its own scale; an ``image`` comes first,
+    and the maps lie over it."""
     figures: list[tuple[Image.Image, str, str]] = [] if image is None else [(image, "", "")]
-    for label, values in maps:
-        figures.append((_in_colour(values, top, image), label, f"peak {values.max():.2g}"))
+    for heatmap in maps:
+        figures.append((_in_colour(heatmap, image), heatmap.label, f"peak {heatmap.peak:.2g}"))
     return figures_of(figures)
 
 
 def video_stills(
-    maps: Iterable[tuple[str, np.ndarray]],
-    top: float,
-    frames: Sequence[tuple[str, int, Image.Image | None]],
+    maps: Iterable[Heatmap], frames: Sequence[tuple[str, int, Image.Image | None]]
 ) -> str:
-    """Return key frames of a video's maps, (label, values ``[frames, rows, cols]``) each, one row
-    per word, from 0 to ``top``; ``frames`` are (name, number, image), to lie over the images."""
+    """Return key frames of a video's maps, one row per word, each on its own scale; ``frames`` are
+    (name, number, image), to lie over the images."""
     rows = [[(image, name, "") for name, _, image in frames if image is not None]]
-    for label, values in maps:
+    for heatmap in maps:
         row = []
         for name, at, image in frames:
-            note = f"{name}, peak {values[at].max():.2g}"
-            row.append((_in_colour(values[at], top, image), label, note))
+            of_frame = heatmap.frame(at)
+            note = f"{name}, peak {of_frame.peak:.2g}"
+            row.append((_in_colour(of_frame, image), heatmap.label, note))
         rows.append(row)
     return "".join(figures_of(row) for row in rows if row)
 
 
-def _in_colour(values: np.ndarray, top: float, image: Image.Image | None) -> Image.Image:
+def _in_colour(heatmap: Heatmap, image: Image.Image | None) -> Image.Image:
     if image is None:
-        return Image.fromarray(render.colorize(values, (0.0, top)))
-    return render.overlay(_small(image), values, scale=(0.0, top))
+        return Image.fromarray(colorize(heatmap.map.numpy(), heatmap.scale()))
+    return overlay(_small(image), [heatmap])
 
 
 def figures_of(parts: Iterable[tuple[Image.Image, str, str]]) -> str:
@@ -82,14 +80,24 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return f"<table><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table>"
 
 
-def framed(page: bytes) -> str:
+def framed(page: bytes, still: str = "") -> str:
     """Return a page in a frame of its own: it can run its script, save files, and reach nothing
-    around it except to report its height, see theme.js."""
-    style = "width:100%;height:820px;border:0;border-radius:10px"
-    return (
+    around it except to report its height, see theme.js.
+
+    The frame lies over a ``still`` in HTML, which is seen where frames are removed: on GitHub, and
+    in a notebook that is not trusted.
+    """
+    round_corner = "" if still else ";border-radius:10px"  # the still would be seen behind it
+    style = f"width:100%;height:820px;border:0{round_corner}"
+    frame = (
         f'<iframe style="{style}" sandbox="allow-scripts allow-downloads" '
         f'allow="clipboard-write" title="sdattn" srcdoc="{escape(page.decode())}"></iframe>'
     )
+    if not still:
+        return frame
+    place = "grid-area:1/1;max-height:820px;overflow:auto"
+    below = f'<div style="{place}">{still}</div>'
+    return f'<div style="display:grid">{below}<div style="grid-area:1/1">{frame}</div></div>'
 
 
 def _small(image: Image.Image) -> Image.Image:

@@ -1,4 +1,4 @@
-"""Heatmap + image -> PIL images. Only here are values normalised, when they are drawn."""
+"""Values -> colours, and images with captions. Only here are values normalised, when drawn."""
 
 import math
 from functools import cache
@@ -6,11 +6,9 @@ from functools import cache
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
-from ..errors import InvalidValueError, OptionError, did_you_mean, refuse
-from ..files.images import AnyImage, as_image
+from ..errors import InvalidValueError, OptionError, did_you_mean
 from .layermaps import fits
 
-OPACITY = 0.85  # at the highest value
 COLORMAP = "inferno"  # perceptually uniform, readable to colour-blind people
 DIVERGING = "RdBu_r"  # blue below zero, red above: distinct to colour-blind people too
 SHORTEST_SIDE = 256  # pixels; a smaller image is enlarged so that its label can be read
@@ -26,8 +24,8 @@ def colorize(
     """Map values ``[rows, cols]`` to colours, uint8 ``[rows, cols, 3]``, from the first colour to
     the last on ``scale`` (default: the values' range). Raise ValueError for values that are not
     finite."""
-    table = _table(cmap)
-    shades = (_normalise(values, scale) * len(table)).astype(np.int32)
+    table = color_table(cmap)
+    shades = (normalised(values, scale) * len(table)).astype(np.int32)
     return table[np.minimum(shades, len(table) - 1)]
 
 
@@ -42,7 +40,8 @@ def check_colormap(cmap: str) -> None:
 
 
 @cache
-def _table(cmap: str) -> np.ndarray:
+def color_table(cmap: str) -> np.ndarray:
+    """Return a colormap's colours, uint8 ``[colours, 3]``; raise as :func:`check_colormap`."""
     import matplotlib
 
     check_colormap(cmap)
@@ -50,7 +49,9 @@ def _table(cmap: str) -> np.ndarray:
     return (colours(np.arange(colours.N))[:, :3] * 255).astype(np.uint8)
 
 
-def _normalise(values: np.ndarray, scale: tuple[float, float] | None) -> np.ndarray:
+def normalised(values: np.ndarray, scale: tuple[float, float] | None) -> np.ndarray:
+    """Return the values' places on a scale (default: their range), float32 in [0, 1]; raise
+    ValueError for values that are not finite."""
     values = np.asarray(values, dtype=np.float32)
     if not np.isfinite(values).all():
         raise InvalidValueError("The heatmap holds values that are not finite; it cannot be drawn.")
@@ -65,7 +66,7 @@ def colorize_signed(values: np.ndarray, most: float | None = None) -> np.ndarray
     import matplotlib
 
     most = float(np.abs(values).max()) if most is None else most
-    shares = _normalise(values, (-most, most) if most > 0 else (-1.0, 1.0))
+    shares = normalised(values, (-most, most) if most > 0 else (-1.0, 1.0))
     colours = matplotlib.colormaps[DIVERGING].resampled(257)  # odd, so that zero has one of its own
     return np.rint(colours(shares)[..., :3] * 255).astype(np.uint8)
 
@@ -83,61 +84,9 @@ def signed(
     return caption(image, label, note) if label else image
 
 
-def overlay(
-    image: AnyImage,
-    values: np.ndarray,
-    label: str = "",
-    *,
-    alpha: float = OPACITY,
-    scale: tuple[float, float] | None = None,
-    stretch: bool = False,
-    cmap: str = COLORMAP,
-    own_size: bool = False,
-) -> Image.Image:
-    """Draw a heatmap in colour over its image, with a caption below; raise ValueError if they
-    differ in proportions, or for both ``stretch`` and ``scale``.
-
-    The higher the value, the more opaque the colour over the image, in grey.
-
-    Args:
-        values: ``[rows, cols]``, resized to the image bilinearly.
-        label: written below, next to the highest value; "" leaves the caption out.
-        alpha: opacity of the last colour, in [0, 1]; the others are in proportion.
-        scale: the values of the first and the last colour (default: 0 and the highest).
-        stretch: scale from the smallest to the largest value, equally opaque: shows the shape of a
-            weak map.
-        own_size: leave a small image as it is.
-
-    Returns:
-        RGB, the size of the image, enlarged as :func:`enlarge` does, plus the caption.
-    """
-    if stretch and scale:
-        raise InvalidValueError(
-            f"stretch=True and scale={scale}: both set the scale, leave one out."
-        )
-    if not 0 <= alpha <= 1:
-        raise refuse("alpha", alpha, "a number from 0 to 1")
-    image = as_image(image)
-    values = np.asarray(values, dtype=np.float32)
-    check_proportions(image, values.shape)
-    base = image.convert("RGB") if own_size else enlarge(image)
-    low = float(values.min())
-    high = float(values.max())
-    # The map is resized before it is coloured: resizing would mix colours.
-    shades = _normalise(values, scale or (low if stretch else 0.0, high))
-    heat = np.asarray(Image.fromarray(shades).resize(base.size, Image.Resampling.BILINEAR))
-    colours = Image.fromarray(colorize(heat, (0.0, 1.0), cmap))
-    opaque = np.rint(255 * alpha * (np.ones_like(heat) if stretch else heat)).astype(np.uint8)
-    # The image is grey, so that every colour on it is heat.
-    grey = base.convert("L").convert("RGB")
-    painted = Image.composite(colours, grey, Image.fromarray(opaque))
-    note = f"{low:.2g} to {high:.2g}" if stretch else f"peak {high:.2g}"
-    return caption(painted, label, note) if label else painted
-
-
-def drawn(values: np.ndarray, label: str, top: float) -> Image.Image:
-    """Draw a map ``[rows, cols]`` alone, from 0 to ``top``, with label and peak below."""
-    image = enlarge(Image.fromarray(colorize(values, (0.0, top))))
+def drawn(values: np.ndarray, label: str, scale: tuple[float, float]) -> Image.Image:
+    """Draw a map ``[rows, cols]`` alone on a scale, with label and peak below."""
+    image = enlarge(Image.fromarray(colorize(values, scale)))
     return caption(image, label, f"peak {values.max():.2g}")
 
 
@@ -191,3 +140,29 @@ def font_of(size: int) -> ImageFont.FreeTypeFont:
     import matplotlib
 
     return ImageFont.truetype(f"{matplotlib.get_data_path()}/fonts/ttf/DejaVuSans.ttf", size)
+
+
+def fonts_for(text: str) -> list[str]:
+    """Return the font families for a text: the settings' (DejaVu Sans by default), then installed
+    fonts for its missing glyphs. The first draws a box for a letter that none of them has."""
+    from matplotlib import font_manager
+
+    first = font_manager.findfont(font_manager.FontProperties())
+    families = [font_manager.get_font(first).family_name]
+    missing = _lacks(first, {c for c in text if not c.isspace()})
+    fonts = font_manager.fontManager.ttflist if missing else []
+    usual = [font for font in fonts if font.style == "normal" and font.weight == 400]
+    usual = [font for font in usual if not font.name.startswith("Last Resort")]  # has boxes only
+    for font in sorted(usual, key=lambda f: (not f.name.startswith("Noto Sans"), f.name, f.fname)):
+        lacks = _lacks(font.fname, missing) if missing else missing
+        if len(lacks) < len(missing):
+            families.append(font.name)
+            missing = lacks
+    return list(dict.fromkeys(families))
+
+
+def _lacks(path: str, letters: set[str]) -> set[str]:
+    from matplotlib.ft2font import FT2Font
+
+    font = FT2Font(path)
+    return {letter for letter in letters if not font.get_char_index(ord(letter))}

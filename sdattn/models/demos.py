@@ -10,15 +10,18 @@ import json
 import string
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
 
+from ..files.terminal import counted
 from .pipeline import Options, Pipeline
 
 HOME = Path(__file__).parent
 DEMO = HOME / "demo"
 DEMOS = {"demo": DEMO, **{name: HOME / name for name in ("demo-mmdit", "demo-video")}}
 RECORD = "demo.json"
+_MOST_NAMED = 5  # unknown words in a message
 
 
 @dataclass(frozen=True)
@@ -53,17 +56,32 @@ class Demo:
 
     def unlearnt(self, words: Iterable[str]) -> str:
         """Return a message that names the words the model never learnt, so that their maps mean
-        nothing, and lists the words it knows; "" if all are known. Ignores punctuation and case, as
-        the tokenizer lowercases.
+        nothing, with those that it knows which are spelled alike, or its first three; "" if all are
+        known. Ignores punctuation and case, as the tokenizer lowercases.
         """
         strange = self.strange(words)
         if not strange:
             return ""
-        learnt = "; ".join(", ".join(kind) for kind in self.words.values())
-        return (
-            f"The demo model never learnt {', '.join(map(repr, strange))}: what it draws for that, "
-            f"and its heatmaps, mean nothing. It knows only: {learnt}."
+        things = self.things()
+        near = dict[str, None]()
+        for word in strange[:_MOST_NAMED]:
+            near |= dict.fromkeys(get_close_matches(word.lower(), things))
+        more = len(strange) - _MOST_NAMED
+        named = ", ".join(map(repr, strange[:_MOST_NAMED]))
+        named += f" and {counted(more, 'more word')}" if more > 0 else ""
+        advice = (
+            f"Spelled like it: {', '.join(near)}."
+            if near
+            else f"It knows {', '.join(things[:3])} …"
         )
+        return (
+            f"The demo model never learnt {named}: what it draws for that, and its heatmaps, mean "
+            f"nothing. {advice}"
+        )
+
+    def learnt(self) -> str:
+        """Return all words that it knows, as text."""
+        return "; ".join(", ".join(kind) for kind in self.words.values())
 
 
 @cache

@@ -12,6 +12,7 @@ from ..files.images import png
 from ..files.paths import file_name
 from ..files.videos import Video, best_format, write_video
 from ..maps import sheets
+from ..maps.glow import Scale
 from ..maps.heatmap import Heatmap, latent_frames
 from ..maps.masks import MaskSettings
 from ..maps.render import caption, enlarge
@@ -22,7 +23,6 @@ from .parts import USUAL
 # About the bytes of zlib's quickest level in three quarters of its time
 _QUICK = {"compress_level": 1, "compress_type": zlib.Z_RLE}
 EVERY_MASK = MaskSettings()  # each at half of its range
-Scale = tuple[float, float] | None
 
 
 def image_files(run: ImageRun, parts: Collection[str] = USUAL) -> dict[str, bytes]:
@@ -42,12 +42,12 @@ def drawings(
     maps: Sequence[Heatmap],
     title: str,
     parts: Collection[str] = USUAL,
-    scale: Scale = None,
+    scale: Scale = "own",
     masks: MaskSettings = EVERY_MASK,
     numbers: Sequence[int] | None = None,
 ) -> dict[str, bytes]:
-    """Draw maps over a run's image, as asked. ``scale`` is one scale for all maps (default: each
-    its own), see :meth:`sdattn.Heatmap.overlay`; ``numbers`` number the files (default: from 1).
+    """Draw maps over a run's image, as asked. ``scale`` is as :meth:`sdattn.Heatmap.overlay`
+    takes it; ``numbers`` number the files (default: from 1).
 
     - ``overlays``: ``heatmaps/NN-word.png`` for each map; ``.mp4`` over a video.
     - ``grid``: ``grid.png``, all of them in one; for a video key frames, one row per word, and

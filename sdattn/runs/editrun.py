@@ -1,7 +1,7 @@
 """`EditRun`: what an edit made, its sheet, its page and its folder."""
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -65,13 +65,14 @@ class EditRun(Run):
         about.
 
         Returns:
-            PIL, RGB. All heatmaps share one scale; their captions show their peaks.
+            PIL, RGB. Heatmaps are dimmed against the strongest word of all images; their captions
+            show their peaks.
         """
-        scale = (0.0, max(run.heatmaps.top for run in self))
+        top = max(run.heatmaps.top for run in self)
         columns = []
         for run, words in zip(self, self.words, strict=True):
             maps = [run.heatmaps[word] for word in words if word in run.heatmaps]
-            tiles = [heatmap.overlay(run.image, scale=scale) for heatmap in maps]
+            tiles = [replace(heatmap, top=top).overlay(run.image) for heatmap in maps]
             columns.append((run.image, run.heatmaps.prompt.text, tiles))
         return sheets.columns(columns)
 
@@ -141,8 +142,7 @@ class EditRun(Run):
 
     def _repr_html_(self) -> str:
         sheet = notebook.whole(self.side_by_side(), "the images and the heatmaps of their words")
-        still = f"<details><summary>stills</summary>{sheet}</details>"
-        return notebook.framed(self.page()) + still
+        return notebook.framed(self.page(), sheet)
 
 
 def _links(source: Heatmaps, target: Heatmaps, in_place: bool) -> list[Link]:

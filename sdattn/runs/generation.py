@@ -14,7 +14,7 @@ from ..models.pipeline_call import one_at_a_time, options_of_image
 from ..models.values import checked_part, checked_whole, seeds_of
 from .candidates import best_of, check_candidates
 from .imagerun import Further, ImageRun
-from .preparing import Order, prepare
+from .preparing import Order, keep_small_steps, prepare
 from .run import Run
 from .sampling import sample
 
@@ -73,7 +73,8 @@ def generate(
             best is drawn from its first step, ``candidates * decide_at + 1`` times the steps of one
             image. With 1.0 all are drawn whole, once.
         capture_options: options for :func:`sdattn.capture`, e.g. ``{"layers": ("mid", "up")}``.
-            With ``{"branch": "both"}`` the negative prompt gets heatmaps too.
+            With ``{"branch": "both"}`` the negative prompt gets heatmaps too. A run of images whose
+            maps of each step take at most 16 MB keeps each step, unless ``steps`` is chosen.
         max_bytes: bytes that the maps of each text, and of ``spots``, may take while the pipeline
             runs. A run whose maps would take more is refused before its first step. Default: no
             limit.
@@ -120,6 +121,8 @@ def generate(
         max_bytes=max_bytes,
         videos=not causal,
     )
+    if "steps" not in (capture_options or {}):
+        order = keep_small_steps(order)
     plans = _causal_plans(order) if causal else []
     if seeds:
         check_candidates(order, decide_at)

@@ -200,6 +200,17 @@ def described(runs: Sequence[ImageRun]) -> str:
     return ", ".join(part for part in said if part)
 
 
+def made(run: ImageRun) -> str:
+    """Return model, seed and number of steps in a line."""
+    settings = run.settings
+    told = [
+        settings.model or settings.pipeline,
+        None if settings.seed is None else f"seed {settings.seed}",
+        f"{len(settings.timesteps)} steps" if settings.timesteps else None,
+    ]
+    return " · ".join(filter(None, told))
+
+
 def plain(preset: Preset) -> Preset:
     """Return the preset for groups of layers and heads, whatever the run's preset: words are sums
     of columns, values are shares of attention."""

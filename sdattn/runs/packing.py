@@ -12,6 +12,7 @@ from ..errors import InvalidValueError
 from ..files.records import sealed
 from ..files.writing import sha256
 from ..maps.aggregation import aggregate, finish
+from ..maps.glow import Scale
 from ..maps.heatmaps import Heatmaps
 from ..maps.layermaps import LayerMaps, halved
 from ..maps.masks import MaskSettings
@@ -90,7 +91,7 @@ def _pack_further(
     """Return the files of a further text's maps, for a folder of its own."""
     text, maps = further
     # a knockout that changed nothing is not to glow
-    scale = (0.0, max(heatmap.range[1] for heatmap in maps)) if FURTHER[kind].changes else None
+    scale: Scale = (0.0, max(heatmap.peak for heatmap in maps)) if FURTHER[kind].changes else "own"
     files = drawings(run, maps, text, parts, scale, masks)
     if "maps" in parts:
         names = named(heatmap.label for heatmap in maps)

@@ -12,14 +12,15 @@ from typing import Any
 
 from ..errors import InvalidTypeError, InvalidValueError, OptionError, SdattnWarning, refuse, warn
 from ..keep.budget import Expected
-from ..keep.keep import Keep, checked_bytes
+from ..keep.keep import Keep, Steps, checked_bytes
 from ..loading.facts import check_names
 from ..loading.pipelines import load_pipeline
 from ..look.other_text import encode_text
 from ..look.queries import Queries
 from ..maps.aggregation import PLACE, refining
 from ..maps.presets import Preset, preset_for, preset_of
-from ..maps.requirements import capture_settings, checked_capture, columns_around
+from ..maps.requirements import capture_settings, checked_capture, columns_around, known_steps
+from ..models.caches import is_cached
 from ..models.denoiser import held_model
 from ..models.facts import PipelineFacts, images_a_prompt, latent_size, size_doubt
 from ..models.layers import select_layers
@@ -31,6 +32,7 @@ from ..prompts.tokens import Prompt
 from ..prompts.words import empty_prompt, split_words
 
 SPOTS = 16  # along the longer side
+SMALL = 16_000_000  # bytes: a run whose maps of each step take no more keeps them
 CALLBACKS = ("callback_on_step_end", "callback")  # options by which a run may be stopped
 
 
@@ -158,7 +160,8 @@ def _unlearnt(order: Order) -> str:
     for one in order.prompts:
         said += [word.text for word in one.words]
     said += [word for word, _, _ in split_words(order.ask or "")]
-    return order.facts.demo.unlearnt(said)
+    doubt = order.facts.demo.unlearnt(said)
+    return doubt and f"{doubt} The page of the run lists all that it knows."
 
 
 def loaded_facts(
@@ -273,15 +276,34 @@ def spots_grid(order: Order) -> tuple[int, int]:
 
 def check_images(order: Order, passes: int) -> None:
     """Refuse a run of an image model that would hold too much, before anything else runs."""
-    size = latent_size(order.facts, order.options)
-    every = order.facts.denoiser.layers
     for kept in watch(order).values():
-        expected = Expected(
-            keep=kept,
-            layers=select_layers(every, kept.layers, kept.kinds, size),
-            latent_size=size,
-            columns=len(order.prompts[0].tokens),
-            rows=len(order.prompts),
-            passes=passes,
-        )
-        expected.check()
+        _expected(order, kept, passes).check()
+
+
+def keep_small_steps(order: Order) -> Order:
+    """Return the order of a run that keeps each step too, if all its maps then take at most
+    ``SMALL`` bytes, else the order itself, also of a video or of a run whose steps may not be known
+    before it ends."""
+    steps = known_steps(order.facts, order.options)
+    is_open = order.may_stop or is_cached(order.facts.denoiser)
+    if not steps or is_open or order.facts.makes_videos:
+        return order
+    allowed = SMALL if order.keep.max_bytes is None else min(SMALL, order.keep.max_bytes)
+    each = replace(order, keep=replace(order.keep, steps=Steps.of("all")))
+    if _expected(each, each.keep, steps).nbytes > allowed:
+        return order  # without asking what else is watched, which may encode a text
+    held = [_expected(each, kept, steps).nbytes for kept in watch(each).values()]
+    return each if sum(held) <= allowed else order
+
+
+def _expected(order: Order, kept: Keep, passes: int) -> Expected:
+    """Return what a capture of an image model will hold."""
+    size = latent_size(order.facts, order.options)
+    return Expected(
+        keep=kept,
+        layers=select_layers(order.facts.denoiser.layers, kept.layers, kept.kinds, size),
+        latent_size=size,
+        columns=len(order.prompts[0].tokens),
+        rows=max(len(order.prompts), len(order.seeds)),
+        passes=passes,
+    )

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, SupportsIndex, overload
 from ..errors import InvalidTypeError, InvalidValueError
 from ..files.videos import Video
 from ..maps.capture import MapStore
-from ..maps.heatmap import Heatmap, latent_frames
+from ..maps.heatmap import Heatmap
 from ..maps.heatmaps import Heatmaps
 from ..maps.layermaps import LayerMaps
 from .folder import save_run
@@ -160,28 +160,16 @@ class Run:
         return self[number]
 
     def _repr_html_(self) -> str:
-        from ..maps.notebook import framed
+        from ..maps.notebook import framed, whole
+        from .card import draw_card, strongest
         from .report import report
 
         parts = []
         for run in self.image_runs[:_MOST_PAGES]:
-            still = f"<details><summary>stills</summary>{_stills(run)}</details>"
-            parts.append(framed(report(run)) + still)
+            shown = run if run.video is None else run.frame(run.video.middle)
+            card = draw_card(shown, strongest(shown.heatmaps.occurrences()))
+            parts.append(framed(report(run), whole(card, run.settings.prompt)))
         if len(self) > _MOST_PAGES:
             more = len(self) - _MOST_PAGES
             parts.append(f"<p>{more} more images: save() writes a page of each.</p>")
         return "".join(parts)
-
-
-def _stills(run: ImageRun) -> str:
-    """Return the maps over the image, or over key frames of a video."""
-    from ..maps.notebook import stills, video_stills
-
-    maps = [(heatmap.label, heatmap.map.numpy()) for heatmap in run.heatmaps.occurrences()]
-    video = run.video
-    top = run.heatmaps.top
-    if video is None:
-        return stills(maps, top, run.image)
-    latent = latent_frames(len(run.heatmaps.maps), len(video))
-    shown = [(f"frame {i + 1}", latent[i], video[i]) for i in video.key_frames()]
-    return video_stills(maps, top, shown)

@@ -4,7 +4,6 @@ import json
 from dataclasses import replace
 from urllib.parse import unquote
 
-import matplotlib
 import numpy as np
 import pytest
 from helpers.bilinear import stretch
@@ -16,6 +15,7 @@ from helpers.browser import (  # noqa: F401
     wait_for,
 )
 from helpers.galleries import HOSTILE, failed, gallery_of, row, written
+from helpers.overlays import overlaid, own_place
 from helpers.small_runs import small_run
 from helpers.tiers import tiered
 from PIL import Image
@@ -121,33 +121,28 @@ def test_a_card_is_reached_and_opened_by_keys_and_the_way_back_keeps_the_search(
 # What is seen
 
 
-def overlaid(grey, places):
-    """The page's heat over grey: the higher, the more opaque."""
-    colours = np.array(matplotlib.colormaps["inferno"](places))[..., :3] * 255
-    opaque = 0.9 * places[..., None] ** 0.8
-    return (1 - opaque) * grey + opaque * colours
-
-
 def test_heat_and_masks_are_those_of_the_map(tmp_path, open_page):
     """Beside an independent resize and colour map, from a page on the disk and from a server."""
-    run = replace(small_run(), image=Image.new("RGB", (96, 64), (200, 200, 200)))
+    run = replace(small_run(1), image=Image.new("RGB", (96, 64), (200, 200, 200)))
     root = gallery_of(tmp_path / "run", [run], format="tar", masks=MaskSettings(threshold=0.4))
     page = open_page(root / "index.html")
-    ask(page, "cat")
+    ask(page, "red")
     seen = pixels(page, ".pane.heat")
-    values = run.heatmaps["cat"].values.double().numpy()
+    values = run.heatmaps["red"].values.double().numpy()
     low, high = values.min(), values.max()
-    places = (stretch(values, seen.shape[:2]) - low) / (high - low)
+    top = run.heatmaps["cat"].peak
+    places = stretch(own_place(values, top), seen.shape[:2])
+    assert run.heatmaps.top == top > 1.05 * high  # so that it is dimmed
     inside = slice(6, -2), slice(2, -8)  # without the card's round corners
-    assert np.abs(seen - overlaid(200 * 0.65, places))[inside].mean() < 4
-    assert page.locator(".scale").inner_text().split() == ["cat", f"{low:.2g}", f"{high:.2g}"]
+    assert np.abs(seen - overlaid([200] * 3, places))[inside].mean() < 4
+    assert page.locator(".scale").inner_text().split() == ["red", f"{low:.2g}", f"{high:.2g}"]
     page.click("text=Masks")
     seen = pixels(page, ".pane.mask")[..., 0]
     places = (stretch(values, seen.shape) - low) / (high - low)
     clear = np.abs(places - 0.4) > 0.04
     right = ((seen > 120) == (places >= 0.4))[inside][clear[inside]]
     assert right.mean() > 0.999 and clear.mean() > 0.5
-    assert labels(page) == [f"Mask of “cat”, from {low + 0.4 * (high - low):.2g}"]
+    assert labels(page) == [f"Mask of “red”, from {low + 0.4 * (high - low):.2g}"]
 
 
 @pytest.mark.parametrize(("save", "format"), [(("image", "maps"), "tar"), (("grid",), "folder")])

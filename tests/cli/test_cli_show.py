@@ -73,6 +73,16 @@ def test_runs_are_compared_in_a_figure(invoke, folders):
     assert titles.count("image") == titles.count(THING) == 2
 
 
+def test_a_card_and_an_animation_are_named_after_the_run(invoke, folders):
+    for kind, name in (("card", "kept-card.png"), ("animation", "kept-animation.gif")):
+        code, out, err = invoke("show", folders / "kept", "--figure", kind)
+        assert (code, out, err) == (0, f"{name}\n", "")
+        assert_is(name, name[-3:])
+    with Image.open("kept-card.png") as card:
+        assert card.size == (1200, 630)
+    assert sorted(os.listdir()) == ["kept-animation.gif", "kept-card.png"]
+
+
 @pytest.mark.parametrize("kind", ["gif", "webp"])
 def test_an_animation_is_written(invoke, folders, kind):
     name = f"x.{kind}"
@@ -85,7 +95,7 @@ def test_an_animation_is_written(invoke, folders, kind):
 
 
 FIGURES = "Name a file that ends in .pdf or .svg or .png"
-VIDEOS = "Name a file that ends in .gif or .webp"
+VIDEOS = "Name a file that ends in .gif or .webp or .mp4, not x.png."
 
 
 @pytest.mark.parametrize(
@@ -106,8 +116,10 @@ VIDEOS = "Name a file that ends in .gif or .webp"
         (("--width", "3"), "for --figure"),
         (("--figure", "words", "--width", "wide", "-o", "x.pdf"), "none of 1col, 2col"),
         (("--figure", "words", "--dpi", "3", "-o", "x.pdf"), "--dpi"),
-        (("--animate",), VIDEOS),
         (("--animate", "-o", "x.png"), VIDEOS),
+        (("--figure", "animation", "-o", "x.png"), VIDEOS),
+        (("--figure", "card", "-o", "x.pdf"), "ends in .png, not x.pdf."),
+        (("--figure", "card", "--dpi", "100"), "for papers"),
     ],
 )
 def test_wrong_usage_is_exit_code_2(invoke, folders, arguments, message):

@@ -93,10 +93,10 @@ def colour(page, place, x, y):
 
 
 def glows(page, place, values):
-    """Check that heat lies over the grey image at the highest value and hardly at the lowest."""
+    """Check that an image is bright with heat at a map's highest value, and less at its lowest."""
     spots = [np.unravel_index(at, values.shape) for at in (values.argmax(), values.argmin())]
     rows, cols = values.shape
-    hot, cold = (np.ptp(colour(page, place, (c + 0.5) / cols, (r + 0.5) / rows)) for r, c in spots)
+    hot, cold = (colour(page, place, (c + 0.5) / cols, (r + 0.5) / rows).mean() for r, c in spots)
     return hot > cold + 15
 
 

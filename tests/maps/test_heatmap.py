@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.bilinear import stretch
-from helpers.overlays import overlaid
+from helpers.overlays import overlaid, spotlit
 from helpers.smoothing import smooth_in_loops
 from helpers.tiny_tokenizers import tiny_tokenizer
 from matplotlib import pyplot
@@ -15,6 +15,7 @@ from PIL import Image
 
 import sdattn
 from sdattn import Heatmap, Heatmaps, read_prompt
+from sdattn.maps import render
 
 PROMPT = "a red cat and a turquoise dog"
 
@@ -267,19 +268,23 @@ def of_peaks(prompt, **peaks):
     return Heatmaps(read, maps)
 
 
-def test_words_are_drawn_on_the_scale_of_the_strongest_content_word():
+def test_words_are_drawn_on_their_own_scale_dimmed_by_their_share_of_the_strongest():
     found = of_peaks("a red cat", a=0.8, red=0.2, cat=0.5)
     assert found.top == found["a"].top == found["red"].top == found[0].top == 0.5
     image = Image.new("RGB", (384, 256), (200, 100, 50))
-    for word, place in (("a", 1.0), ("red", 0.4), ("cat", 1.0)):
-        drawn = np.asarray(found[word].overlay(image), dtype=float)[64, 192]  # a cell's middle
-        np.testing.assert_allclose(drawn, overlaid((200, 100, 50), place), atol=6)
-    assert found["red"].overlay(image, scale=None) == found["red"].overlay(image)
-    drawn = np.asarray(found["red"].overlay(image, scale=(0.0, 0.2)), dtype=float)[64, 192]
-    np.testing.assert_allclose(drawn, overlaid((200, 100, 50), 1.0), atol=6)
-    shape = np.asarray(found["red"].overlay(image, stretch=True), dtype=float)
-    np.testing.assert_allclose(shape[64, 192], overlaid((200, 100, 50), 1.0), atol=6)
-    np.testing.assert_allclose(shape[192, 320], 0.15 * 124.2, atol=4)  # black over the grey
+
+    def middle(word, **options):  # of the cell with the peak
+        return np.asarray(found[word].overlay(image, **options), dtype=float)[64, 192]
+
+    for word, own, shared in (("a", 1.0, 1.0), ("red", 0.4**0.5, 0.4), ("cat", 1.0, 1.0)):
+        expected = overlaid((200, 100, 50), own)
+        np.testing.assert_allclose(middle(word), expected, atol=6)
+        expected = overlaid((200, 100, 50), shared)
+        np.testing.assert_allclose(middle(word, scale="shared"), expected, atol=6)
+    expected = overlaid((200, 100, 50), 0.5)
+    np.testing.assert_allclose(middle("red", scale=(0.1, 0.3)), expected, atol=6)
+    expected = spotlit((200, 100, 50), 0.4**0.5)
+    np.testing.assert_allclose(middle("red", style="spotlight"), expected, atol=6)
 
 
 def test_where_no_word_names_anything_all_set_the_scale():
@@ -291,6 +296,13 @@ def test_an_overlay_starts_at_zero_and_not_at_the_lowest_value():
     values = torch.full((8, 8), 0.5)
     values[0, 0] = 1.0
     seen = Heatmap("cat", values, (1,), top=1.0).overlay(Image.new("RGB", (256, 256), "white"))
-    part = 0.85 * 0.5
-    tint = np.array(pyplot.get_cmap("inferno")(0.5)[:3]) * 255
-    np.testing.assert_allclose(seen.getpixel((200, 200)), part * tint + (1 - part) * 255, atol=2.5)
+    np.testing.assert_allclose(seen.getpixel((200, 200)), overlaid([255] * 3, 0.5), atol=2.5)
+
+
+def test_a_caption_says_the_label_and_the_peak(blob):
+    image = Image.new("RGB", (256 * 3 // 2, 256))
+    bare = blob.overlay(image, caption=False)
+    for scale in ("own", "shared", (0.0, 9.0)):
+        bare = blob.overlay(image, caption=False, scale=scale)
+        expected = render.caption(bare, blob.label, f"peak {blob.values.max():.2g}")
+        assert blob.overlay(image, scale=scale).tobytes() == expected.tobytes()

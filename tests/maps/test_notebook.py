@@ -70,7 +70,10 @@ def test_a_run_shows_the_pages_of_its_first_images(run):
     ]
     assert {frame["sandbox"] for frame in frames} == {"allow-scripts allow-downloads"}
     assert not seen.of("script")
-    assert len(seen.of("img")) == 4 * (1 + len(run.heatmaps[0].occurrences()))
+    cards = [opened(one) for one in seen.of("img")]  # below the frames, where these are removed
+    assert [one.size for one in cards] == [(1200, 630)] * 4
+    places = [one["style"] for one in seen.of("div") if "grid-area" in one["style"]]
+    assert len(places) == 8 and all(place.startswith("grid-area:1/1") for place in places)
     assert "2 more images" in "".join(seen.text)
 
 
@@ -114,6 +117,7 @@ def test_a_comparison_shows_its_sheet_and_its_numbers():
     assert seen.text.count(WORD) == 2  # a prompt and a setting
     [image] = seen.of("img")
     assert opened(image).size == found.sheet().size
+    assert seen.found.index(("img", image)) < seen.found.index(("iframe", frame))  # lies over it
     red = words[1]
     largest = f"{red.largest[0]:+.2g}"
     numbers = [f"{number:.2g}" for number in (red.mean_a, red.mean_b, red.correlation)]

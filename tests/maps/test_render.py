@@ -1,4 +1,4 @@
-"""Images: colours where the heat is, captions that tell the range, sizes."""
+"""Colours of values, captions, sheets, sizes."""
 
 import matplotlib
 import numpy as np
@@ -31,68 +31,6 @@ def test_values_that_are_not_finite_are_refused(bad):
         render.colorize(np.array([[0.0, bad]]))
 
 
-@pytest.mark.parametrize(
-    ("size", "grid"),
-    [((96, 64), (5, 6)), ((96, 64), (4, 8)), ((64, 96), (6, 5)), ((512, 512), (64, 65))],
-)
-def test_a_grid_that_is_a_cell_off_is_refused(size, grid):
-    with pytest.raises(ValueError, match=f"{grid[0]}x{grid[1]}.*belong"):
-        render.overlay(Image.new("RGB", size), np.zeros(grid), "word")
-
-
-@pytest.mark.parametrize(
-    ("size", "grid"),
-    [((512, 512), (64, 64)), ((768, 512), (32, 48)), ((320, 640), (80, 40)), ((136, 72), (5, 9))],
-)
-def test_heat_lies_where_the_map_has_it(size, grid):
-    values = np.zeros(grid, dtype=np.float32)
-    values[0, -1] = 1.0  # top right
-    image = np.asarray(render.overlay(Image.new("RGB", size), values), dtype=float)
-    height, width = image.shape[:2]
-    assert (width / size[0]) == (height / size[1]) == max(1, -(-256 // min(size)))
-    brightness = image.sum(-1)
-    row, col = np.unravel_index(brightness.argmax(), brightness.shape)
-    assert row < height / grid[0]
-    assert col > width - width / grid[1]
-    assert brightness[-1, 0] < 30
-
-
-RAMP = np.linspace(0, 1, 256 * 256).reshape(256, 256)
-
-
-@pytest.mark.parametrize(
-    ("values", "options", "places"),
-    [
-        (0.5 * RAMP + 0.1, {}, (0.5 * RAMP + 0.1) / 0.6),
-        (0.5 * RAMP + 0.1, {"scale": (0.0, 2.0)}, (0.5 * RAMP + 0.1) / 2),
-        (3.0 * RAMP, {"scale": (0.0, 2.0)}, np.minimum(1.5 * RAMP, 1)),
-    ],
-)
-def test_colours_are_the_more_opaque_the_higher_the_value(values, options, places):
-    image = Image.new("RGB", (256, 256), (200, 100, 50))
-    grey = np.asarray(image.convert("L"), dtype=float)[..., None]
-    colours = matplotlib.colormaps["inferno"](places)[..., :3] * 255
-    opaque = 0.4 * places[..., None]
-    found = np.asarray(render.overlay(image, values, alpha=0.4, **options), dtype=float)
-    np.testing.assert_allclose(found, (1 - opaque) * grey + opaque * colours, atol=2)
-
-
-def test_a_stretched_map_has_its_whole_range_in_equally_opaque_colours():
-    image = Image.new("RGB", (256, 256), (200, 100, 50))
-    grey = np.asarray(image.convert("L"), dtype=float)[..., None]
-    expected = 0.6 * grey + 0.4 * render.colorize(RAMP)
-    weak = 0.02 + 0.001 * RAMP
-    found = np.asarray(render.overlay(image, weak, alpha=0.4, stretch=True), dtype=float)
-    np.testing.assert_allclose(found, expected, atol=2)
-    with pytest.raises(ValueError, match=r"stretch=True and scale=\(0.0, 1.0\)"):
-        render.overlay(image, weak, stretch=True, scale=(0.0, 1.0))
-
-
-def test_a_map_of_nothing_leaves_the_image_bare():
-    image = Image.effect_noise((256, 256), 50).convert("RGB")
-    assert render.overlay(image, np.zeros((16, 16))).tobytes() == image.tobytes()
-
-
 @pytest.mark.parametrize("label", ["circle", "x" * 2000, "红色", "😀", "a\nb", "<b>"])
 def test_captions_leave_the_image_as_it_is(label):
     image = Image.effect_noise((300, 260), 50).convert("RGB")
@@ -107,7 +45,7 @@ def test_captions_leave_the_image_as_it_is(label):
 def test_the_grid_has_the_image_and_every_word():
     image = Image.effect_noise((256, 256), 50).convert("RGB")
     maps = [np.random.default_rng(i).random((16, 16)) for i in range(7)]
-    tiles = [render.overlay(image, values, str(i)) for i, values in enumerate(maps)]
+    tiles = [render.drawn(values, str(i), (0.0, 1.0)) for i, values in enumerate(maps)]
     sheet = sheets.grid(image, tiles, "a prompt")
     tile = tiles[0]
     columns = (sheet.width - 6) // (tile.width + 6)
@@ -192,21 +130,3 @@ def test_a_long_thin_image_is_not_enlarged_without_end(size):
     drawn = render.caption(render.enlarge(image), "word", "0 to 1")
     assert drawn.width * drawn.height <= max(1024**2, 4 * size[0] * size[1])
     assert sheets.grid(image, [drawn] * 3).width <= 3 * max(4096, size[0]) + 24
-
-
-@pytest.mark.parametrize(
-    ("image", "kind"),
-    [(None, TypeError), ("image.png", FileNotFoundError), (np.zeros((8, 8, 3, 1)), ValueError)],
-    ids=["none", "name", "array"],
-)
-def test_what_is_no_image_is_refused(image, kind):
-    with pytest.raises(kind, match="image"):
-        render.overlay(image, np.zeros((2, 2)))
-
-
-@pytest.mark.parametrize(("stretch", "note"), [(False, "peak 0.5"), (True, "0.25 to 0.5")])
-def test_a_caption_gives_the_highest_value_or_the_range_that_is_stretched(stretch, note):
-    values, image = np.array([[0.25, 0.5], [0.25, 0.25]], np.float32), Image.new("RGB", (256, 256))
-    bare = render.overlay(image, values, stretch=stretch)
-    named = render.overlay(image, values, "cat", stretch=stretch)
-    assert named.tobytes() == render.caption(bare, "cat", note).tobytes()

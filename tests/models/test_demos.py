@@ -55,7 +55,7 @@ KINDS = {
         megabytes=20,
         files=3,
         prompt=PROMPT,
-        unlearnt=("a zebra", "'zebra'"),
+        unlearnt=("a zebra", "'zebra'.*It knows for example cat, dog, frog"),
     ),
     "demo-mmdit": Kind(
         parts={
@@ -70,7 +70,7 @@ KINDS = {
         megabytes=21,
         files=4,
         prompt="a red circle left of a blue square",
-        unlearnt=("a cat", "'cat'.*: red"),
+        unlearnt=("a cat", "'cat'.*It knows for example red"),
     ),
     "demo-video": Kind(
         parts={**DDIM, "unet": "UNetMotionModel", "motion_adapter": "MotionAdapter"},
@@ -78,7 +78,7 @@ KINDS = {
         megabytes=6,
         files=1,
         prompt="a cat above a pizza",
-        unlearnt=("a cat moving", "'moving'.*: cat"),
+        unlearnt=("a cat moving", "'moving'.*It knows for example cat"),
     ),
 }
 MODELS = [pytest.param(name, marks=[pytest.mark.slow] * (name == "demo-video")) for name in KINDS]
@@ -226,13 +226,14 @@ def test_any_text_can_be_tokenized(pipes, text):
 
 @pytest.mark.slow
 def test_strange_words_are_named_in_a_warning_and_on_the_page(pipes):
-    kinds = ", .*".join(kind[0] for kind in demo_named("demo").words.values())
-    told = f"never learnt 'zebra', 'sofa'.*It knows only: {kinds}, "
+    told = "never learnt 'zebra', 'sofa'.*lists all that it knows"
     with pytest.warns(UserWarning, match=told) as caught:
         run = sdattn.generate(pipes["demo"], ["a zebra on a sofa", PROMPT], num_inference_steps=1)
     assert [one.filename for one in caught] == [__file__]
     pages = [html.unescape(report(one).decode()) for one in map(run.image_run, (0, 1))]
     assert "never learnt 'zebra', 'sofa'" in pages[0] and "never learnt" not in pages[1]
+    fold = re.search(r"Which words does it know.*?</details>", pages[0], re.DOTALL)[0]
+    assert all(word in fold for kind in demo_named("demo").words.values() for word in kind)
     other = replace(run[0], settings=replace(run[0].settings, model="owner/name"))
     assert "never learnt" not in report(other).decode()
 

@@ -10,6 +10,7 @@ from helpers.tiers import tiered
 from helpers.tiny_pipelines import make_sdxl_pipeline, small_pipeline
 
 from sdattn import NotFiniteError, TruncationWarning, capture, generate, heatmaps, load_run
+from sdattn.runs import preparing
 from sdattn.runs.preparing import prepare, watch
 
 PROMPT = "a red cat and a dog"
@@ -147,3 +148,24 @@ def test_negative_prompts_are_watched_image_by_image():
     )
     first, second = [0, 1, 2], [0, 1, 2, 3, 4]
     assert list(watch(order)["negative"].among) == [first, first, second, second]
+
+
+def test_a_small_run_keeps_its_steps_and_a_larger_one_their_mean(monkeypatch):
+    pipe = small_pipeline()
+    small = generate(pipe, PROMPT, **QUICK)
+    asked = generate(pipe, PROMPT, capture_options={"steps": "all"}, **QUICK)
+    mean = generate(pipe, PROMPT, capture_options={"steps": (0.5, 1.0)}, **QUICK)
+    assert small[0].details.calls == asked[0].details.calls == (0, 1)
+    assert mean[0].details.steps is None
+    for name, layer in small[0].details.steps.layers.items():
+        assert torch.equal(layer.maps, asked[0].details.steps.layers[name].maps)
+    torch.testing.assert_close(small.heatmaps[0].maps, mean.heatmaps[0].maps, atol=1e-6, rtol=0)
+    held = sum(maps.nbytes for maps in small.store.maps.values())
+    for most, limit, keeps in (
+        (held, None, True),
+        (held - 1, None, False),
+        (held, held - 1, False),
+    ):
+        monkeypatch.setattr(preparing, "SMALL", most)
+        run = generate(pipe, PROMPT, max_bytes=limit, **QUICK)
+        assert (run[0].details.steps is not None) == keeps

@@ -2,9 +2,9 @@
 
 import re
 
-import matplotlib
 import numpy as np
 import pytest
+from helpers.bilinear import stretch
 from helpers.browser import (  # noqa: F401
     bytes_opener,
     colour,
@@ -15,23 +15,26 @@ from helpers.browser import (  # noqa: F401
     start_browser,
 )
 from helpers.demo_words import PROMPT, THING, THIRD
-from helpers.page_data import values_of
+from helpers.overlays import overlaid, own_place, spotlit, tinted
+from helpers.page_data import data_of, maps_of, values_of
 from helpers.tiers import tiered
 from helpers.tiny_pipelines import make_pipeline
 
 from sdattn import generate
+from sdattn.maps.glow import WORD_COLORS
+from sdattn.prompts.words import is_content_word
 from sdattn.runs.imagerun import group_heatmaps, step_groups
 from sdattn.runs.report import report
 
 pytestmark = pytest.mark.slow
 
-# opacity of the heat in each of 16x16 cells, summed
-ALPHA = """() => {
-  const sums = Array(256).fill(0), cell = canvas.width / 16;
-  const pixels = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data;
-  for (let i = 3; i < pixels.length; i += 4) {
-    const at = (i - 3) / 4, x = at % canvas.width, y = Math.floor(at / canvas.width);
-    sums[Math.floor(y / cell) * 16 + Math.floor(x / cell)] += pixels[i];
+# luma of the canvas with the heat in each of 16x16 cells, summed; 0 without heat
+LIGHT = """() => {
+  const sums = Array(256).fill(0), { width, height } = canvas, cell = width / 16;
+  const { data } = canvas.getContext("2d").getImageData(0, 0, width, height);
+  for (let i = 0; i < data.length; i += 4) {
+    const at = i / 4, place = Math.floor(at / width / cell) * 16 + Math.floor((at % width) / cell);
+    sums[place] += 0.2126 * data[i] + 0.7152 * data[i + 1] + 0.0722 * data[i + 2];
   }
   return sums;
 }"""
@@ -77,29 +80,115 @@ def test_pointing_at_a_word_shows_its_heat_where_the_object_is(run, open_bytes):
     assert np.abs(colour(page, "#heated", 0.3, 0.5) - plain).max() <= 2
 
 
+# every fifth pixel of the canvas with the heat, and of the image as the browser scales it
+VIEW = """([box, shown]) => {
+  const [heat, image] = [`${box} canvas`, shown].map((one) => document.querySelector(one));
+  const { width, height } = heat, bare = document.createElement("canvas"), found = [];
+  Object.assign(bare, { width, height });
+  for (const one of [heat, image]) {
+    bare.getContext("2d").drawImage(one, 0, 0, width, height);
+    const { data } = bare.getContext("2d").getImageData(0, 0, width, height);
+    for (let y = 2; y < height; y += 5)
+      for (let x = 2; x < width; x += 5)
+        for (const part of [0, 1, 2]) found.push(data[4 * (y * width + x) + part]);
+  }
+  return [width, height, ...found];
+}"""
+
+
+def seen(page, box="#heated", image="#image"):
+    """RGB of the canvas, RGB of the image below it, and how maps are resized to them."""
+    width, height, *found = page.evaluate(VIEW, [box, image])
+    rows, cols = len(range(2, height, 5)), len(range(2, width, 5))
+    canvas, below = np.array(found, dtype=float).reshape(2, rows, cols, 3)
+    return canvas, below, lambda values: stretch(values, (height, width))[2::5, 2::5]
+
+
+def test_the_page_draws_by_the_formula_of_overlay(run, open_bytes):
+    """In float64, from the maps that the page holds, on the image as the browser scales it."""
+    one = run.image_run(0)
+    html = report(one)
+    page = open_bytes(html, viewport={"width": 1280, "height": 900})
+    maps = maps_of(data_of(html))[: len(one.heatmaps.occurrences())]
+    top = one.heatmaps.top
+    pins = [int(i) for i in page.evaluate("state.pinned")]
+    canvas, image, resized = seen(page)
+    tints = [[int(hex[i : i + 2], 16) for i in (1, 3, 5)] for hex in WORD_COLORS[: len(pins)]]
+    own = [resized(own_place(maps[i], top)) for i in pins]
+    far = np.all([abs(place - place.max() / 2) > 0.08 * place.max() for place in own], axis=0)
+    assert far.mean() > 0.7 and len(pins) == 2  # all but the outlines
+    assert np.abs(canvas - tinted(image, own, tints))[far].max() <= 2
+    for number, values in enumerate(maps):
+        word(page, number).hover()
+        canvas, image, _ = seen(page)
+        expected = overlaid(image, resized(own_place(values, top)))
+        assert np.abs(canvas - expected).max() <= 4, number  # a colormap has 256 colours
+    page.locator("#shared").check()
+    word(page, 3).hover()
+    canvas, image, _ = seen(page)
+    assert np.abs(canvas - overlaid(image, resized(maps[3] / top))).max() <= 4
+    page.locator("#spotlight").check()
+    word(page, 2).hover()
+    canvas, image, _ = seen(page)
+    assert np.abs(canvas - spotlit(image, resized(maps[2] / top))).max() <= 2
+
+
+PARTS = {
+    **{"three quarters": 3 / 4, "two thirds": 2 / 3, "three fifths": 3 / 5, "half": 1 / 2},
+    **{
+        "a third": 1 / 3,
+        "a quarter": 1 / 4,
+        "a fifth": 1 / 5,
+        "a sixth": 1 / 6,
+        "an eighth": 1 / 8,
+    },
+    **{"a tenth": 1 / 10, "a twentieth": 1 / 20},
+}
+
+
+def test_a_weak_word_says_how_weak_and_is_drawn(run, open_bytes):
+    one = run.image_run(0)
+    page = open_bytes(report(one), viewport={"width": 1280, "height": 900})
+    maps = one.heatmaps.occurrences()
+    strongest = max((h for h in maps if is_content_word(h.label)), key=lambda h: h.peak)
+    told = 0
+    for number, heatmap in enumerate(maps):
+        word(page, number).hover()
+        caption = page.locator("#caption").inner_text()
+        found = re.search(r"peak ([\d.]+)(?:, ([a-z ]+) of (\w+).s)? · ", caption)
+        part = heatmap.peak / strongest.peak
+        if found[2]:
+            assert found[3] == strongest.label
+            assert PARTS[found[2]] == pytest.approx(part, rel=0.3)
+        else:
+            assert part > 0.85
+        told += bool(found[2])
+        canvas = seen(page)[0]
+        assert (np.ptp(canvas, -1) > 20).any()  # some colour, however weak
+    assert told >= 4
+
+
 RAMP = """() => {
   const ramp = $("ramp"), rows = ramp.height;
   return [rows, ...ramp.getContext("2d").getImageData(0, 0, 256, rows).data];
 }"""
 
 
-def test_the_colour_bar_is_drawn_as_the_map_is(run, open_bytes):
-    """By a formula of our own: colour over grey, opaque by value."""
+def test_the_colour_bar_is_drawn_as_the_map_is_up_to_the_words_peak(run, open_bytes):
     one = run.image_run(0)
     page = open_bytes(report(one), viewport={"width": 1280, "height": 900})
-    grey = 66 + 0.6325 * (np.asarray(one.image, dtype=float) @ (0.2126, 0.7152, 0.0722)).mean()
+    mean = np.asarray(one.image, dtype=float).mean((0, 1))
     assert page.evaluate(RAMP)[0] == page.locator("#pins i").count() == 2  # a row for each
     page.keyboard.press("Escape")
-    word(page, 2).click()
-    page.mouse.move(1, 1)
-    place = np.arange(256)[:, None] / 255
-    heat = matplotlib.colormaps["inferno"](np.arange(256))[:, :3] * 255
-    shown = np.array(page.evaluate(RAMP)[1:]).reshape(256, 4)
-    assert np.abs(shown[:, :3] - (0.85 * place * heat + (1 - 0.85 * place) * grey)).max() <= 4
-    page.locator("#stretch").check()
-    lowest = values_of(one.heatmaps)[2].ravel().argmin()
-    alpha = page.evaluate(ALPHA)
-    assert alpha[lowest] / max(alpha) < 0.03  # transparent, never black
+    for heatmap, number in zip(one.heatmaps.occurrences(), range(8), strict=True):
+        word(page, number).hover()
+        end = np.sqrt(min(1, heatmap.peak / one.heatmaps.top))
+        expected = overlaid(np.tile(mean, (256, 1)), end * np.arange(256) / 255)
+        shown = np.array(page.evaluate(RAMP)[1:]).reshape(256, 4)
+        assert np.abs(shown[:, :3] - expected).max() <= 4
+        assert page.locator("#low").inner_text() == "0"
+        high = page.locator("#high").inner_text().split()[0]
+        assert float(high) == pytest.approx(heatmap.peak, rel=0.06)
 
 
 def test_a_click_shows_where_a_spot_looked(run, open_bytes):
@@ -115,8 +204,8 @@ def test_a_click_shows_where_a_spot_looked(run, open_bytes):
 
     def heat():
         """Where the heat is strongest, (row, col) in cells, and its mean."""
-        alpha = np.array(page.evaluate(ALPHA)).reshape(16, 16)
-        return np.unravel_index(alpha.argmax(), alpha.shape), alpha.mean()
+        light = np.array(page.evaluate(LIGHT)).reshape(16, 16)
+        return np.unravel_index(light.argmax(), light.shape), light.mean()
 
     for row, col in ((3, 9), (11, 4)):  # row and column differ
         looked, caption, (strongest, _) = click(row, col)

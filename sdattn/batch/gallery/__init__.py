@@ -9,7 +9,7 @@ from typing import Any
 from ...maps.presets import Preset
 from ...models.demos import Demo, demo_named
 from ...prompts.words import folded, is_content_word, name_things, split_words
-from ...runs.report.pages import colour_tables, page
+from ...runs.report.pages import look_data, page
 from ..records import ItemRow, Manifest
 
 EACH = 10_000  # items per page: a browser searches this many instantly
@@ -39,7 +39,7 @@ def gallery_pages(
     preset = Preset.from_json(settings.preset)
     demo = demo_named(settings.model)
     data: dict[str, Any] = {"opens": names, "unit": preset.unit}
-    data["colours"] = colour_tables()["inferno"]
+    data["look"] = look_data()
     told: dict[str, Any] = {"settings": settings, "input": manifest.input, "preset": preset}
     told |= {"spans": spans, "failed": failed, "done": items - failed, "demo": demo}
     every = rows()
@@ -63,6 +63,9 @@ def _compact(row: ItemRow, sheets: dict[str, int], demo: Demo | None) -> ItemRow
     made = {name: value for name, value in made.items() if value not in (None, [], False)}
     if row.get("thumb"):
         made |= {"thumb": row["thumb"], "sheet": sheets.setdefault(row["sheet"], len(sheets))}
+        ranges = zip(made.get("words") or (), row["thumb"].get("ranges", ()), strict=False)
+        peaks = [peak for word, (_, peak, _) in ranges if is_content_word(word)]
+        made["top"] = max(peaks, default=0)
     return made
 
 

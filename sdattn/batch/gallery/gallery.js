@@ -53,6 +53,7 @@ async function opened(source) {
 }
 
 const parts = new WeakMap(); // canvas -> [left, top, width, height] in its sheet
+const places = new WeakMap(); // canvas of a map -> see placeOf()
 const near = new WeakSet(); // cards that are in sight, or nearly
 
 /* Draw what comes into sight, and free what leaves it. */
@@ -78,21 +79,39 @@ async function paint(entry) {
     const [width, height] = row.size, scale = SIDE / Math.max(width, height);
     canvas.width = Math.max(1, Math.round(width * scale));
     canvas.height = Math.max(1, Math.round(height * scale));
-    canvas.getContext("2d").drawImage(sheet, ...parts.get(canvas), 0, 0, canvas.width, canvas.height);
+    const brush = canvas.getContext("2d"), { low, span } = places.get(canvas) ?? { low: 0, span: 1 };
+    brush.globalAlpha = low;
+    brush.fillRect(0, 0, canvas.width, canvas.height);
+    brush.globalAlpha = span;
+    brush.globalCompositeOperation = "lighter"; // adds alpha, which is the place on the word's scale
+    brush.drawImage(sheet, ...parts.get(canvas), 0, 0, canvas.width, canvas.height);
   }
 }
 
 // Colours
 
-/* Give the filter of heatmaps its colours, and the scales below them the same. */
+/* Give the filters of heatmaps their values: a map covers the dark image in black, and adds light to it,
+   as glow() in sdattn.maps.glow says. */
+const { alpha, brightness, fade } = data.look;
+const bytes = Uint8Array.from(atob(data.look.colormaps.inferno), (char) => char.charCodeAt(0));
 function colour() {
-  const bytes = atob(data.colours), stops = [];
-  for (const [channel, name] of ["R", "G", "B"].entries()) {
-    const values = Array.from({ length: 256 }, (_, i) => (bytes.charCodeAt(3 * i + channel) / 255).toFixed(4));
-    document.querySelector(`#heat feFunc${name}`).setAttribute("tableValues", values.join(" "));
-  }
-  for (let i = 0; i < 256; i += 15) stops.push(`rgb(${[0, 1, 2].map((channel) => bytes.charCodeAt(3 * i + channel))})`);
-  document.documentElement.style.setProperty("--ramp", `linear-gradient(90deg, ${stops})`);
+  const table = (valueOf) => Array.from({ length: 256 }, (_, i) => valueOf(i, alpha * Math.min(1, i / 255 / fade)).toFixed(4)).join(" ");
+  document.querySelector("#cover feFuncA").setAttribute("tableValues", table((i, seen) => (seen * i) / 255));
+  for (const [channel, name] of ["R", "G", "B"].entries())
+    document.querySelector(`#heat feFunc${name}`).setAttribute("tableValues", table((i, seen) => (seen * bytes[3 * i + channel]) / 255));
+  document.documentElement.style.setProperty("--dark", brightness);
+}
+
+/* Return the places of a map's lowest value and of its range on the word's own scale, as own_scale() in
+   sdattn.maps.glow. */
+function placeOf([low, high], top) {
+  const dimmed = high > 0 ? Math.sqrt(Math.min(1, top > 0 ? high / top : 1)) / high : 0;
+  return { low: low * dimmed, span: (high - low) * dimmed };
+}
+
+function rampOf({ low, span }) {
+  const stops = Array.from({ length: 16 }, (_, i) => 3 * Math.round(255 * (low + (span * i) / 15)));
+  return `linear-gradient(90deg, ${stops.map((at) => `rgb(${bytes.slice(at, at + 3)})`)})`;
 }
 
 /* Return the filter that darkens what is outside a mask, which begins at a share of the map's range. */
@@ -152,14 +171,20 @@ function layer(box, part) {
 /* Return the image with a word's map over it, or with its mask cut out, and the scale below. */
 function heat(row, at) {
   const [left, top, all, height] = row.thumb.maps, width = all / row.thumb.ranges.length, [low, high, share] = row.thumb.ranges[at], word = row.words[at];
-  const box = pane(row, view(), row.thumb.image), canvas = layer(box, [left + at * width + 1, top + 1, width - 2, height - 2]); // in a border
-  const masked = view() === "mask", from = share === null ? "empty" : `from ${told(low + share * (high - low))}`;
+  const box = pane(row, view(), row.thumb.image), part = [left + at * width + 1, top + 1, width - 2, height - 2]; // in a border
+  const masked = view() === "mask", place = placeOf(row.thumb.ranges[at], row.top), cover = masked ? null : layer(box, part), canvas = layer(box, part), from = share === null ? "empty" : `from ${told(low + share * (high - low))}`;
   canvas.className = "map";
+  if (cover) {
+    cover.className = "cover";
+    places.set(cover, place);
+    places.set(canvas, place);
+  }
   box.classList.toggle("bare", !row.thumb.image && !hasFiles);
   if (masked) canvas.style.filter = cutAt(share);
   canvas.setAttribute("role", "img");
   canvas.setAttribute("aria-label", masked ? `Mask of “${word}”, ${from}` : `Heatmap of “${word}”, ${told(low)} to ${told(high)}`);
   const scale = make("p", "scale"), range = make("span", "range");
+  if (!masked) range.style.setProperty("--ramp", rampOf(place));
   const label = make("bdi", "", row.strange?.includes(word) ? `${word}, never learnt` : word);
   scale.title = data.unit;
   range.append(...(masked ? [from] : [told(low), " ", make("i"), " ", told(high)]));

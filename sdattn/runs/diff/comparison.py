@@ -11,6 +11,7 @@ from ...files.records import plain
 from ...files.terminal import shorter, two_digits
 from ...files.writing import to_json
 from ...maps import notebook, render, sheets
+from ...maps.glow import own_scale
 from ...maps.heatmap import Heatmap
 from ...maps.heatmaps import Heatmaps
 from ..report.pair import Counterpart, Side, pair_page
@@ -56,8 +57,9 @@ class Comparison:
         a, b = self.names
         sheet = notebook.whole(self.sheet(), f"{a} and {b}, word by word")
         settings = notebook.table(("", f"A: {a}", f"B: {b}"), runs)
-        still = settings + sheet + notebook.table(("word", *NUMBERS), self.told_words())
-        return f"{notebook.framed(self.page())}<details><summary>stills</summary>{still}</details>"
+        numbers = settings + notebook.table(("word", *NUMBERS), self.told_words())
+        more = f"<details><summary>numbers</summary>{numbers}</details>"
+        return notebook.framed(self.page(), sheet) + more
 
     def page(self) -> bytes:
         """Return ``diff.html``, UTF-8: both images with a slider between them, and the maps of each
@@ -80,8 +82,8 @@ class Comparison:
         map in B, and B - A.
 
         Returns:
-            PIL, RGB. All maps share one scale, and so do all differences. Many words are set in
-            several columns.
+            PIL, RGB. A word has the same scale in A and B, and all differences share one. Many
+            words are set in several columns.
         """
         side = 384 if len(self.words) <= _FEW else render.SHORTEST_SIDE
         size = [round(pixels * side / min(self.image_a.size)) for pixels in self.image_a.size]
@@ -104,11 +106,13 @@ class Comparison:
             maps += filter(None, (word.a, word.b))
         differences = [word.difference for word in self.words if word.difference is not None]
         most = max((float(values.abs().max()) for values in differences), default=0.0)
-        scale = 0.0, max((heatmap.full for heatmap in maps), default=1.0)
+        top = max((heatmap.full for heatmap in maps), default=0.0)
         rows = []
         for word in self.words:
             label = f"{word.label}: B - A"
             tiles = []
+            peaks = [heatmap.peak for heatmap in (word.a, word.b) if heatmap]
+            scale = own_scale(max(peaks), top)  # one for both runs
             for letter, image, heatmap in (("A", a, word.a), ("B", b, word.b)):
                 if heatmap:
                     tiles.append(replace(heatmap, label=word.label).overlay(image, scale=scale))

@@ -12,15 +12,14 @@ from ...maps.statistics import correlation
 from ...models.demos import demo_named
 from ...prompts.tokens import Prompt
 from ...prompts.words import is_content_word, name_things
-from ..imagerun import ImageRun, plain, step_names
+from ..imagerun import ImageRun, made, plain, step_names
 from ..parts import FURTHER
 from .maps import PageMaps, page_maps
 from .pages import (
     MOST_CUT_OFF,
     MOST_PINS,
-    PIN_COLORS,
     as_uri,
-    colour_tables,
+    look_data,
     page,
     pieces,
     video_data,
@@ -72,16 +71,22 @@ def report(run: ImageRun, phrases: Sequence[Heatmap] = ()) -> bytes:
     image = "" if run.video else as_uri(run.image)
     if run.video:
         data["video"], image = video_data(run.video, len(run.heatmaps.maps))
+    further = ["card", "framed"]
+    if maps.calls:
+        further.append("steps")
+    if run.video:
+        further.append("video")
     return page(
         "run",
         shared=("heat", "spot"),
-        further=("video",) if run.video else (),
+        further=further,
         run=run,
         data=data,
         image=image,
         parts=pieces(prompt, {(w.start, w.end): n for n, w in enumerate(run.heatmaps.held)}),
         texts=titled,
         unlearnt=demo.unlearnt(word.text for word in prompt.words) if demo else "",
+        learnt=demo.learnt() if demo else "",
         cut_off=[word.text for word in prompt.truncated],
         most_cut_off=MOST_CUT_OFF,
         tokens=_token_rows(prompt, run.heatmaps.columns),
@@ -99,6 +104,7 @@ def _data(
     names = dict(zip(run.details.calls, step_names(run), strict=True))
     return {
         "prompt": run.heatmaps.prompt.text[:80],
+        "made": made(run),
         "words": words,
         "content": [is_content_word(word) for word in words],
         "first": _first_pins(run.heatmaps, demo.strange(words) if demo else ()),
@@ -115,8 +121,7 @@ def _data(
         "units": _units(run.heatmaps.preset),
         "rest": _sums_to_one(run),
         "refined": run.heatmaps.preset.refine is not None,
-        "colormaps": colour_tables(),
-        "pins": PIN_COLORS,
+        **look_data(),
     }
 
 
@@ -130,7 +135,7 @@ def _text(name: str, maps: Sequence[Heatmap]) -> dict[str, object]:
 
 def _first_pins(heatmaps: Heatmaps, strange: Collection[str]) -> list[int]:
     """Return the words that the page opens with: the strongest that name a thing, see
-    :func:`name_things`, at least half as strong as the first, each in another place than those
+    :func:`name_things`, at least a third as strong as the first, each in another place than those
     before it: their maps correlate by less than 0.5. If all of these are much weaker than another
     content word, their maps are noise: return the strongest content word alone. ``strange`` words
     mean nothing."""
@@ -145,7 +150,7 @@ def _first_pins(heatmaps: Heatmaps, strange: Collection[str]) -> list[int]:
     for i in sorted(things, key=lambda i: -peaks[i]):
         alike = (correlation(maps[i].values, maps[pin].values) or 0.0 for pin in pins)
         apart = all(similarity < _SAME_PLACE for similarity in alike)
-        strong = not pins or maps[i].range[1] >= 0.5 * maps[pins[0]].range[1]
+        strong = not pins or peaks[i] >= _NOISE * peaks[pins[0]]
         if apart and strong and len(pins) < MOST_PINS:
             pins.append(i)
     return pins

@@ -1,10 +1,12 @@
 /* Shared by pages with maps. Maps arrive as bytes and are resized to the image here, as sdattn.render
    does: bilinear between cell centres.
 
-   A page defines `state` (opacity, stretch, colormap, hovered, pinned, bare) and `draw()`. */
+   A page defines `state` (opacity, shared, spotlight, colormap, hovered, pinned) and `draw()`.
+   A map to draw is { number, range, ends, tint }: its number, the values of the first and the last
+   place on its scale, those at the ends of the scale that is shown, and its colour, null for a single
+   map. */
 
 const LONG_SIDE = 512;
-const NO_WORD = -1; // hovered while the images show their original colours
 const page = JSON.parse($("data").textContent);
 
 /* ---- maps ---- */
@@ -57,56 +59,76 @@ function placesOf({ number, range: [low, high] }, canvas) {
   return places;
 }
 
-/* Return the place on the scale where the image is bare: 0, or for a refined map, which is above 0
-   everywhere and would tint the whole image, its lower quarter, at most half its peak. */
-function groundOf({ number, range: [low, high] }) {
+/* Return the value up to which the image is bare, as sdattn.Heatmaps has it: 0, or for a refined map,
+   which is above 0 everywhere, its lower quarter, at most half its peak. */
+const grounds = new Map();
+function groundOf(number, frames = 1) {
   if (!page.refined) return 0;
-  const [rows, cols, least, most] = page.maps[number], start = starts[number];
-  const sorted = cells.slice(start, start + rows * cols).sort(), quarter = sorted[sorted.length >> 2];
-  const ground = Math.min(least + (quarter / 255) * (most - least), most / 2);
-  return high > low ? Math.min(0.99, Math.max(0, (ground - low) / (high - low))) : 0;
-}
-const above = (place, ground) => Math.max(0, (place - ground) / (1 - ground));
-
-/* Draw one map: the colour is the value, and the further above the ground, the more opaque. */
-function drawHeat(pixels, places, ground) {
-  const table = colours[state.colormap], alpha = state.opacity * 255;
-  for (let i = 0; i < places.length; i++) {
-    const at = Math.min(255, Math.floor(places[i] * 256)) * 3;
-    pixels[4 * i] = table[at]; pixels[4 * i + 1] = table[at + 1]; pixels[4 * i + 2] = table[at + 2];
-    pixels[4 * i + 3] = Math.round(alpha * above(places[i], ground));
+  if (!grounds.has(number)) {
+    const [rows, cols, least, most] = page.maps[number], start = starts[number];
+    const sorted = cells.slice(start, start + frames * rows * cols).sort(), quarter = sorted[sorted.length >> 2];
+    grounds.set(number, Math.min(least + (quarter / 255) * (most - least), most / 2));
   }
+  return grounds.get(number);
 }
 
-/* Draw several words, each in its own colour, stronger for higher values. */
-function drawPins(pixels, all, grounds, tints) {
-  for (let i = 0; i < all[0].length; i++) {
-    let red = 0, green = 0, blue = 0, sum = 0, most = 0;
+/* Return a word's scale: its own, as own_scale() in sdattn.maps.glow, or from the ground to `top`. */
+function scaleOf(ground, peak, top, shared) {
+  if (shared) return { range: [ground, top], ends: [ground, top] };
+  const dimmed = (top > 0 && Math.sqrt(Math.min(1, peak / top))) || 1;
+  return { range: [ground, ground + (peak - ground) / dimmed], ends: [ground, peak] };
+}
+
+/* Colour an image's pixels, RGBA, by the places of words on their scales, as glow() in sdattn.maps.glow
+   does: one by the colormap, several by their own colours. */
+function glow(pixels, maps, all) {
+  const table = colours[state.colormap], { brightness, fade, luma } = page, alpha = state.opacity, { tint } = maps[0];
+  for (let i = 0, at = 0; i < all[0].length; i++, at += 4) {
+    const grey = brightness * (luma[0] * pixels[at] + luma[1] * pixels[at + 1] + luma[2] * pixels[at + 2]);
+    let most = 0, sum = 0, red = 0, green = 0, blue = 0;
     for (let k = 0; k < all.length; k++) {
-      const place = above(all[k][i], grounds[k]), weight = place * place;
-      red += weight * tints[k][0]; green += weight * tints[k][1]; blue += weight * tints[k][2];
-      sum += weight; most = Math.max(most, place);
+      const place = all[k][i];
+      most = Math.max(most, place);
+      if (!tint || state.spotlight) continue;
+      const weight = place * place, light = weight * Math.sqrt(place), own = maps[k].tint;
+      sum += weight; red += light * own[0]; green += light * own[1]; blue += light * own[2];
     }
-    if (sum) { pixels[4 * i] = red / sum; pixels[4 * i + 1] = green / sum; pixels[4 * i + 2] = blue / sum; }
-    pixels[4 * i + 3] = Math.round(255 * state.opacity * most ** 1.5);
+    if (state.spotlight) {
+      for (let part = at; part < at + 3; part++) pixels[part] = grey + alpha * most * (pixels[part] - grey);
+      continue;
+    }
+    if (!tint) {
+      const shade = 3 * Math.min(255, Math.floor(most * 256));
+      [sum, red, green, blue] = [1, table[shade], table[shade + 1], table[shade + 2]];
+    }
+    const seen = alpha * Math.min(1, most / fade), weights = Math.max(sum, 1e-9);
+    pixels[at] = grey + seen * (red / weights - most * grey);
+    pixels[at + 1] = grey + seen * (green / weights - most * grey);
+    pixels[at + 2] = grey + seen * (blue / weights - most * grey);
   }
 }
 
-/* Draw the heat of maps, {number, range, tint}, at their places on the scale; tint is null for a
-   single map. */
-function drawMaps(pixels, maps, all) {
-  const grounds = maps.map(groundOf);
-  if (maps[0].tint) drawPins(pixels, all, grounds, maps.map((map) => map.tint));
-  else drawHeat(pixels, all[0], grounds[0]);
+/* Draw the inner edge of where a word is at least half its peak, the weaker the word, the fainter. */
+function outline(pixels, places, tint, { width, height }) {
+  const peak = places.reduce((most, place) => Math.max(most, place), 0), half = peak / 2, wide = Math.max(1, Math.round(Math.max(width, height) / page.outline));
+  if (!half) return;
+  const outside = (x, y) => places[Math.min(height - 1, Math.max(0, y)) * width + Math.min(width - 1, Math.max(0, x))] < half;
+  for (let y = 0; y < height; y++)
+    for (let x = 0; x < width; x++)
+      if (!outside(x, y) && (outside(x - wide, y) || outside(x + wide, y) || outside(x, y - wide) || outside(x, y + wide)))
+        for (let part = 0, at = 4 * (y * width + x); part < 3; part++) pixels[at + part] += peak * ((tint[part] + 255) / 2 - pixels[at + part]);
 }
 
-/* Draw maps over an image. */
-function paint(canvas, maps) {
-  const context = canvas.getContext("2d");
-  if (!maps.length) { context.clearRect(0, 0, canvas.width, canvas.height); return; }
-  const image = context.createImageData(canvas.width, canvas.height);
-  drawMaps(image.data, maps, maps.map((map) => placesOf(map, canvas)));
-  context.putImageData(image, 0, 0);
+/* Draw an image with maps over it; without maps the canvas stays clear. */
+function paint(canvas, maps, image) {
+  const brush = canvas.getContext("2d", { willReadFrequently: true }), { width, height } = canvas;
+  brush.clearRect(0, 0, width, height);
+  if (!maps.length) return;
+  brush.drawImage(image, 0, 0, width, height);
+  const seen = brush.getImageData(0, 0, width, height), all = maps.map((map) => placesOf(map, canvas));
+  glow(seen.data, maps, all);
+  for (const [i, { tint }] of maps.entries()) if (tint) outline(seen.data, all[i], tint, canvas);
+  brush.putImageData(seen, 0, 0);
 }
 
 /* Give the canvas the image's proportions. */
@@ -116,11 +138,8 @@ function fit(canvas, [width, height]) {
   canvas.height = Math.max(1, Math.round(height * scale));
 }
 
-/* Return the words whose heat is shown; none while the images show their original colours. */
-function shown() {
-  if (state.hovered === NO_WORD) return [];
-  return state.hovered !== null ? [state.hovered] : state.bare ? [] : state.pinned;
-}
+/* Return the words whose heat is shown. */
+const shown = () => (state.hovered !== null ? [state.hovered] : state.pinned);
 const pinColour = (word) => pinColours[state.pinned.indexOf(word)];
 const linear = (shade) => (shade <= 10 ? shade / 3294 : ((shade / 255 + 0.055) / 1.055) ** 2.4);
 /* Return black or white, whichever has more contrast (WCAG 2.2, relative luminance). */
@@ -131,49 +150,44 @@ function inkOn([red, green, blue]) {
 
 const told = (value) => (Math.abs(value) < 1e-9 ? "0" : Number(value.toPrecision(2)).toString());
 
-/* Return the grey under the heat, as the filter in heat.css makes it. */
-const greyOf = (pixels, i) => 66 + 0.6325 * (0.2126 * pixels[i] + 0.7152 * pixels[i + 1] + 0.0722 * pixels[i + 2]);
-
-/* Return the mean grey of the images in the stage. */
-function meanGrey() {
-  const small = Object.assign(document.createElement("canvas"), { width: 16, height: 16 }), brush = small.getContext("2d");
-  const greys = [...stage.querySelectorAll("img:not(.original, [hidden])")].flatMap((image) => {
-    brush.drawImage(image, 0, 0, 16, 16);
-    const { data } = brush.getImageData(0, 0, 16, 16);
-    return Array.from({ length: 256 }, (_, i) => greyOf(data, 4 * i));
-  });
-  return greys.reduce((sum, grey) => sum + grey, 0) / greys.length;
+/* Return a part of a peak in words: "half of cat’s"; "" if they are about equal. */
+const PARTS = [[1, ""], [3 / 4, "three quarters"], [2 / 3, "two thirds"], [3 / 5, "three fifths"], [1 / 2, "half"], [1 / 3, "a third"], [1 / 4, "a quarter"], [1 / 5, "a fifth"],
+  [1 / 6, "a sixth"], [1 / 8, "an eighth"], [1 / 10, "a tenth"], [1 / 20, "a twentieth"], [1 / 50, "a fiftieth"], [1 / 100, "a hundredth"]];
+function partOf(peak, top, label) {
+  if (!(peak > 0 && peak < top)) return "";
+  const far = ([part]) => Math.abs(Math.log(part * top / peak)), [, text] = PARTS.reduce((best, one) => (far(one) < far(best) ? one : best));
+  return text && `, ${text} of ${label}’s`;
 }
 
-/* Draw the scale as the maps are drawn, over the images' mean grey: a row for each colour. Maps with
-   different scales are told as such if they are stretched, and have none otherwise. */
+/* Return the mean colour of the images in the stage. */
+function meanColour() {
+  const small = Object.assign(document.createElement("canvas"), { width: 16, height: 16 }), brush = small.getContext("2d", { willReadFrequently: true });
+  const sums = [0, 0, 0], images = [...stage.querySelectorAll("img:not(.original, [hidden])")];
+  for (const image of images) {
+    brush.drawImage(image, 0, 0, 16, 16);
+    brush.getImageData(0, 0, 16, 16).data.forEach((shade, i) => { if (i % 4 < 3) sums[i % 4] += shade; });
+  }
+  return sums.map((sum) => sum / (256 * images.length));
+}
+
+/* Draw the scale as the maps are drawn, over the images' mean colour: a row for each colour. */
 function drawScale(maps, unit) {
-  const alike = maps.every(({ range }) => String(range) === String(maps[0].range));
-  $("scale").hidden = !maps.length || !(alike || state.stretch);
-  if ($("scale").hidden) return;
-  const ramp = $("ramp").getContext("2d"), grey = meanGrey(), tints = maps.map(({ tint }) => String(tint));
+  $("scale").hidden = !maps.length;
+  if (!maps.length) return;
+  const ramp = $("ramp").getContext("2d"), mean = meanColour(), tints = maps.map(({ tint }) => String(tint));
+  const alike = maps.every(({ ends }) => String(ends) === String(maps[0].ends));
   const rows = maps.filter((_, i) => tints.indexOf(tints[i]) === i);
   $("ramp").height = rows.length;
   for (const [row, map] of rows.entries()) {
-    const image = ramp.createImageData(256, 1), pixels = image.data;
-    drawMaps(pixels, [map], [Float32Array.from({ length: 256 }, (_, i) => i / 255)]);
-    for (let i = 0; i < pixels.length; i += 4) {
-      const alpha = pixels[i + 3] / 255;
-      for (let part = i; part < i + 3; part++) pixels[part] = Math.round(alpha * pixels[part] + (1 - alpha) * grey);
-      pixels[i + 3] = 255;
-    }
+    const image = ramp.createImageData(256, 1), [low, high] = map.range, [first, last] = map.ends;
+    for (let i = 0; i < 256; i++) image.data.set([...mean, 255], 4 * i);
+    const placeOf = (i) => Math.min(1, Math.max(0, high > low ? (first + (i / 255) * (last - first) - low) / (high - low) : 0));
+    glow(image.data, [map], [Float32Array.from({ length: 256 }, (_, i) => placeOf(i))]);
     ramp.putImageData(image, 0, row);
   }
-  const [low, high] = maps[0].range;
-  $("low").textContent = alike ? told(low) : "each word’s lowest";
-  $("high").textContent = alike ? `${told(high)} ${unit}` : "each word’s highest";
-}
-
-/* Return the end of the colour scale: the highest peak of the pinned words and the one that is
-   pointed at, at most `top`; without pinned words, `top`. */
-function scaleEnd(pinned, pointed, peakOf, top) {
-  if (!pinned.length) return top;
-  return Math.min(top, Math.max(...[...pinned, ...pointed].map(peakOf)));
+  const [low, high] = maps[0].ends;
+  $("low").textContent = maps.every(({ ends }) => ends[0] === low) ? told(low) : "each word’s lowest";
+  $("high").textContent = alike ? `${told(high)} ${unit}` : "each word’s peak";
 }
 
 /* Style a word's button: pinned or not, its colour if several are pinned, and its peak. */
@@ -210,29 +224,23 @@ function pin(word) {
   if (at >= 0) state.pinned.splice(at, 1);
   else if (state.pinned.length < pinColours.length) state.pinned.push(word);
   else $("full").textContent = `Only ${pinColours.length} words can be told apart by colour: unpin one first.`;
-  show(false);
-}
-
-/* Show the pinned words, or keep the images bare. */
-function show(bare) {
   state.hovered = null;
-  state.bare = bare;
   draw();
 }
 
-function listen(button, wordOf, click = pin) {
+function listen(button, wordOf) {
   const show = () => { state.hovered = wordOf(); draw(); };
   const leave = () => { if (state.hovered === wordOf()) { state.hovered = null; draw(); } };
   button.addEventListener("pointerenter", (event) => { if (event.pointerType !== "touch") show(); });
   button.addEventListener("pointerleave", leave);
   button.addEventListener("focus", () => { if (button.matches(":focus-visible")) show(); });
   button.addEventListener("blur", leave);
-  button.addEventListener("click", () => click(wordOf()));
+  button.addEventListener("click", () => pin(wordOf()));
 }
 function unpin() {
   state.pinned = [];
-  $("full").textContent = "";
-  show(false);
+  [state.hovered, $("full").textContent] = [null, ""];
+  draw();
 }
 $("unpin").addEventListener("click", () => {
   unpin();
@@ -265,12 +273,7 @@ function withHeat({ image, heat, size }) {
   const view = document.createElement("canvas"), brush = view.getContext("2d");
   fit(view, size);
   brush.drawImage(image, 0, 0, view.width, view.height);
-  if (shown().length || state.looked != null) { // only the page of a run has that
-    const seen = brush.getImageData(0, 0, view.width, view.height), pixels = seen.data;
-    for (let i = 0; i < pixels.length; i += 4) pixels[i] = pixels[i + 1] = pixels[i + 2] = greyOf(pixels, i);
-    brush.putImageData(seen, 0, 0);
-    brush.drawImage(heat, 0, 0, view.width, view.height);
-  }
+  brush.drawImage(heat, 0, 0, view.width, view.height);
   if (state.spot) drawRing(brush, view, state.spot);
   return view;
 }
@@ -310,11 +313,16 @@ function save(parts, lines, about) {
     }
     write(text, wide + 12, middle, sheet.width - wide - 16);
   }
+  download(sheet, [lines.length ? "heatmap" : "image", ...about]);
+}
+
+/* Save a canvas as a PNG whose name is made of texts. */
+function download(sheet, about) {
   sheet.toBlob((blob) => {
     const link = document.createElement("a");
     link.href = URL.createObjectURL(blob);
     const plain = about.map((text) => text.replace(/[^\p{L}\p{N}]+/gu, "_").replace(/^_|_$/g, "")).filter(Boolean);
-    link.download = `${[lines.length ? "heatmap" : "image", ...plain].join("-").slice(0, 100)}.png`;
+    link.download = `${plain.join("-").slice(0, 100)}.png`;
     link.click();
     setTimeout(() => URL.revokeObjectURL(link.href), 1000);
   });
@@ -337,7 +345,7 @@ function slider(id, name, change) {
 /* Set up the controls on every page with maps, draw once, and again when the maps are unpacked. */
 function begin() {
   slider("opacity", () => `${Math.round(100 * state.opacity)} %`, (value) => (state.opacity = value / 100));
-  $("stretch").addEventListener("change", () => { state.stretch = $("stretch").checked; draw(); });
+  for (const name of ["shared", "spotlight"]) $(name).addEventListener("change", () => { state[name] = $(name).checked; draw(); });
   $("colormap").addEventListener("change", () => { state.colormap = $("colormap").value; draw(); });
   state.colormap = $("colormap").value;
   draw();

@@ -9,6 +9,7 @@ import base64
 import hashlib
 import io
 import math
+import unicodedata
 from collections.abc import Mapping, Sequence
 from functools import cache
 from itertools import product
@@ -16,20 +17,17 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 from PIL import Image
 
 from ...files.videos import Video
-from ...maps import render
+from ...maps import glow, render
 from ...maps.heatmap import Heatmap, latent_frames
 from ...prompts.tokens import Prompt
 
 _HERE = Path(__file__).parent
 MOST_CUT_OFF = 100  # words after the last one seen; the others are one piece
 COLORMAPS = (render.COLORMAP, "viridis", "cividis")  # all readable to colour-blind people
-# Okabe and Ito 2008, "Color Universal Design": told apart by colour-blind people too
-PIN_COLORS = ("#e69f00", "#56b4e9", "#009e73", "#f0e442", "#0072b2", "#d55e00", "#cc79a7")
-MOST_PINS = 3  # words of a page's first view
+MOST_PINS = 4  # words of a page's first view
 LARGEST = 420_000  # bytes of an image
 LARGEST_VIDEO = 3_600_000  # bytes of all frames of a video
 _TRIED = 6  # frames that tell how large a video is
@@ -65,7 +63,8 @@ def page(
     """
     files = [*(_HERE / part for part in ("theme", *shared)), home / name]
     files += [_HERE / part for part in further]
-    style = "\n".join(_read(file.with_suffix(".css")) for file in files)
+    styles = (file.with_suffix(".css") for file in files)
+    style = "\n".join(_read(file) for file in styles if file.is_file())
     script = "\n".join(_read(file.with_suffix(".js")) for file in files)
     policy = f"default-src 'none'; img-src data: {images_from}; style-src '{_hash(style)}'; "
     policy += f"script-src '{_hash(script)}'; base-uri 'none'; form-action 'none'"
@@ -85,6 +84,7 @@ def _template(home: Path, name: str) -> Any:
         lstrip_blocks=True,
         loader=jinja2.FileSystemLoader([home, _HERE]),
     )
+    environment.filters["direction"] = direction
     return environment.get_template(f"{name}.html")
 
 
@@ -99,6 +99,15 @@ def _hash(text: str) -> str:
 
 
 # A prompt in pieces
+
+
+def direction(text: str) -> str:
+    """Return "rtl" if the text's first letter is of a script written from the right, else "ltr".
+    A browser's ``dir=auto`` skips the words of a prompt, each of which is isolated in a ``<bdi>``.
+    """
+    strong = (unicodedata.bidirectional(char) for char in text)
+    first = next((kind for kind in strong if kind in {"L", "R", "AL"}), "L")
+    return "ltr" if first == "L" else "rtl"
 
 
 class Piece(NamedTuple):
@@ -219,8 +228,16 @@ def _coded(image: Image.Image, side: int, kind: str, options: Mapping[str, int])
 
 
 @cache
-def colour_tables() -> Mapping[str, str]:
-    """Return 256 colours for each colour map, red, green and blue, as base64."""
-    ramp = np.linspace(0, 1, 256, dtype=np.float32)[None]
-    tables = {name: render.colorize(ramp, (0.0, 1.0), name) for name in COLORMAPS}
-    return {name: base64.b64encode(table.tobytes()).decode() for name, table in tables.items()}
+def look_data() -> Mapping[str, object]:
+    """Return what :func:`sdattn.maps.glow.glow` knows of colours, for the script that draws as it
+    does; a colour map is 256 colours, red, green and blue, as base64."""
+    tables = {name: render.color_table(name).tobytes() for name in COLORMAPS}
+    return {
+        "colormaps": {name: base64.b64encode(table).decode() for name, table in tables.items()},
+        "pins": glow.WORD_COLORS,
+        "alpha": glow.OPACITY,
+        "luma": glow.LUMA,
+        "brightness": glow.BRIGHTNESS,
+        "fade": glow.FADE,
+        "outline": glow.OUTLINE,
+    }

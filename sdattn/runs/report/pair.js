@@ -3,7 +3,7 @@
 
 const stage = $("stage"), halves = [$("a"), $("b")];
 const buttons = [...document.querySelectorAll(".word")];
-const state = { other: 1, opacity: 0.85, stretch: false, colormap: "", hovered: null, pinned: [], bare: false, spot: null, kept: false };
+const state = { other: 1, opacity: page.alpha, shared: false, spotlight: false, colormap: "", hovered: null, pinned: [], spot: null, kept: false };
 
 /* ---- what is linked ---- */
 
@@ -31,27 +31,26 @@ function draw() {
   const some = shown(), alone = some.length === 1;
   stage.classList.toggle("hot", some.length > 0);
   for (const [half, figure] of halves.entries())
-    paint(figure.querySelector("canvas"), mapsOf(some, half));
+    paint(figure.querySelector("canvas"), mapsOf(some, half), imageOf(figure));
   drawScale([0, 1].flatMap((half) => mapsOf(some, half)), page.unit);
   $("caption").textContent = alone ? captionOf(some[0]) : some.map((row) => `${nameOf(row)}: ${peaksOf(row)}`).join("; ");
   drawLegend((row) => [nameOf(row), peaksOf(row)]);
   for (const button of buttons) drawButton(button);
-  $("own").setAttribute("aria-pressed", String(state.bare));
   drawSpot();
 }
 
 /* Return the maps of one image for `paint`. */
 function mapsOf(some, half) {
   const there = some.filter((row) => mapOf(row, half) !== null);
-  return there.map((row) => ({ number: mapOf(row, half), range: rangeOf(row, half), tint: some.length > 1 ? pinColour(row) : null }));
+  return there.map((row) => ({ number: mapOf(row, half), ...scaleOfRow(row), tint: some.length > 1 ? pinColour(row) : null }));
 }
 
-/* Return the colour scale's ends, the same in both images: from 0 to the peak of the pinned words, or
-   of the strongest content word if none is pinned; if stretched, the word's own ends. */
-function rangeOf(row, half) {
-  if (state.stretch) return page.maps[mapOf(row, half)].slice(2);
-  const content = (one) => [0, 1].some((side) => rows()[one][side] !== null && sides()[side].content[rows()[one][side]]);
-  return [0, scaleEnd(state.pinned.filter(content), shown(), (one) => Math.max(...[0, 1].map((side) => peakOf(one, side) ?? 0)), page.top)];
+/* Return the scale of a row's words, the same in both images. */
+function scaleOfRow(row) {
+  const there = [0, 1].filter((half) => mapOf(row, half) !== null);
+  const most = (numbers) => Math.max(...numbers);
+  const ground = most(there.map((half) => groundOf(mapOf(row, half))));
+  return scaleOf(ground, most(there.map((half) => peakOf(row, half))), page.top, state.shared);
 }
 
 function drawButton(button) {
@@ -135,16 +134,15 @@ function choose(other) {
   }
   stage.parentElement.style.setProperty("--ratio", sides()[0].size[0] / sides()[0].size[1]);
   if ($("wipe")) wipe(Number($("wipe").value));
-  showSmall();
+  showOriginals();
   drawTable();
   draw();
 }
 
-/* Show the images small, in their original colours. The file holds each image once, in the stage. */
-function showSmall() {
-  const label = document.createElement("span"), images = halves.map(imageOf);
-  label.textContent = "original colours";
-  $("own").replaceChildren(...images.map(({ src }) => Object.assign(new Image(), { src, alt: "" })), label);
+/* Show the images in their own colours above those with heat. The file holds each image once, in the
+   stage. */
+function showOriginals() {
+  $("originals").replaceChildren(...halves.map(imageOf).map(({ src, width, height }) => Object.assign(new Image(width, height), { src, alt: "" })));
 }
 
 /* Show the first image left of the slider, the other right of it. */
@@ -177,7 +175,6 @@ function listenToWipe() {
 }
 
 for (const button of buttons) listen(button, () => rowOf(button));
-listen($("own"), () => NO_WORD, () => show(!state.bare));
 listenToSpots({
   boxOf: ({ clientX }) => $(isOver() || clientX < $("b").getBoundingClientRect().left ? "a" : "b"),
   gridOf: () => page.maps[0] ?? [1, 1],

@@ -13,10 +13,9 @@ from .maps import packed_heatmaps
 from .pages import (
     LARGEST,
     MOST_PINS,
-    PIN_COLORS,
     as_uri,
-    colour_tables,
     indices_by_span,
+    look_data,
     page,
     pieces,
 )
@@ -67,7 +66,7 @@ def pair_page(
 ) -> bytes:
     """Return the page that compares an image with others, one at a time.
 
-    All maps share one scale, from 0 to the peak of the strongest content word.
+    A word has the same scale in both images.
 
     Args:
         title: title of the page.
@@ -94,8 +93,7 @@ def pair_page(
         "refined": preset.refine is not None,
         "maps": shapes,
         "data": cells,
-        "colormaps": colour_tables(),
-        "pins": PIN_COLORS,
+        **look_data(),
     }
     shown = [_shown(side, 2 * LARGEST // len(sides)) for side in sides]
     return page(

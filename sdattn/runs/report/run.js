@@ -13,8 +13,8 @@ const depth = page.video ? Math.max(...page.video.latent) + 1 : 1;
 page.maps = page.maps.flatMap((shape) => Array(depth).fill(shape));
 
 const state = {
-  step: 0, group: 0, head: 0, opacity: 0.85, stretch: false, colormap: "",
-  hovered: null, pinned: [...page.first], bare: false, spot: null, kept: false, looked: null,
+  step: 0, group: 0, head: 0, opacity: page.alpha, shared: false, spotlight: false, colormap: "",
+  hovered: null, pinned: [...page.first], spot: null, kept: false, looked: null,
   frame: 0, when: "", // for a video: the latent frame, and the video frame's name
 };
 
@@ -36,16 +36,17 @@ function topOf(text) {
   return Math.max(...(content.length ? content : peaks));
 }
 
-/* Return the colour scale's ends: from 0 to the peak of the pinned content words, or of the text's
-   strongest if none is pinned; if stretched, the word's own lowest and highest value. In maps of
-   changes a word that changed nothing stays bare, so that their scale is always the text's. */
-const stretched = (word) => state.stretch && words[word].text.name !== "causal";
-function rangeOf(word) {
-  const { text } = words[word];
-  if (stretched(word)) return page.maps[mapOf(word)].slice(2);
-  if (text.name === "causal") return [0, topOf(text)];
-  const own = (one) => words[one].text === text, content = (one) => text.content[one - text.first];
-  return [0, scaleEnd(state.pinned.filter((one) => own(one) && content(one)), shown().filter(own), peakOf, topOf(text))];
+/* Return a word's scale. In maps of changes all words share one: a word that changed nothing stays bare. */
+function scaleOfWord(word) {
+  const { text } = words[word], isChange = text.name === "causal", isPlain = word < page.words.length && (state.group || state.head);
+  const ground = isChange || isPlain ? 0 : groundOf(lookOf(word) * depth, depth);
+  return scaleOf(ground, peakOf(word), topOf(text), state.shared || isChange);
+}
+
+/* Return a word's peak as a part of its text's strongest word's. */
+function partOfTop(word) {
+  const { text } = words[word], top = topOf(text), strongest = peaksOf(text).findIndex((peak, i) => peak === top && text.content[i]);
+  return strongest < 0 ? "" : partOf(peakOf(word), top, text.words[strongest]);
 }
 
 /* Return the number of the map of where a kept spot looked, or null; a word that is pointed at comes
@@ -59,16 +60,16 @@ function lookedFrom() {
 
 /* ---- drawing ---- */
 
-const mapsOf = (some) => some.map((word) => ({ number: mapOf(word), range: rangeOf(word), tint: some.length > 1 ? pinColour(word) : null }));
-const paintHeat = (some) => paint(canvas, mapsOf(some));
+const mapsOf = (some) => some.map((word) => ({ number: mapOf(word), ...scaleOfWord(word), tint: some.length > 1 ? pinColour(word) : null }));
+const paintHeat = (some) => paint(canvas, mapsOf(some), $("image"));
 
 function draw() {
   for (const tell of sliders) tell();
   if (!cells) return;
   const from = (state.looked = lookedFrom()), some = from === null ? shown() : [];
-  const maps = from === null ? mapsOf(some) : [{ number: from, range: page.maps[from].slice(2), tint: null }];
+  const maps = from === null ? mapsOf(some) : [{ number: from, range: page.maps[from].slice(2), ends: page.maps[from].slice(2), tint: null }];
   stage.classList.toggle("hot", maps.length > 0);
-  paint(canvas, maps);
+  paint(canvas, maps, $("image"));
   drawScale(maps, from === null ? some.length && unitOf(some[0]) : "of its attention");
   drawCaption(some);
   drawLegend((word) => [words[word].label, `peak ${told(peakOf(word))}`]);
@@ -88,7 +89,7 @@ function unitOf(word) {
 }
 
 function drawCaption(some) {
-  const names = some.map((word) => `“${words[word].label}” peak ${told(peakOf(word))}`).join(", ");
+  const names = some.map((word) => `“${words[word].label}” peak ${told(peakOf(word))}${partOfTop(word)}`).join("; ");
   const whole = some.some((word) => words[word].text.name !== "prompt");
   const look = whole ? "over the whole run" : `${groupName()} · ${stepName()}`;
   $("caption").textContent = state.looked !== null ? LOOKED : some.length ? `${names} · ${look}` : "";
@@ -150,15 +151,6 @@ $("head")?.addEventListener("change", () => {
   state.head = Number($("head").value);
   for (const id of ["group", "step"]) if ($(id)) $(id).disabled = state.head > 0;
   draw();
-});
-
-$("save").addEventListener("click", () => {
-  const some = state.looked === null ? shown() : [], { spot, when } = state, [width, height] = page.size;
-  const texts = state.looked === null ? some.map((word) => `${words[word].label}: peak ${told(peakOf(word))}`) : [LOOKED];
-  const names = state.looked === null ? some.map((word) => words[word].label) : [LOOKED];
-  const look = [state.head || state.group ? groupName() : "", state.step && !state.head ? stepName().split(",")[0] : ""];
-  const where = spot ? [`at ${Math.floor(spot.x * width)} ${Math.floor(spot.y * height)}`] : [];
-  save([{ image: $("image"), heat: canvas, size: page.size, name: when }], linesOf(texts, some.map(pinColour)), [when, ...names, ...(some.length ? look : []), ...where, `in ${page.prompt}`]);
 });
 
 $("copy")?.addEventListener("click", async () => {

@@ -87,20 +87,16 @@ function meansOf(word) {
   return kept.get(first);
 }
 
-/* Return the ends of a strip's colours: one scale for all words in a text, or the word's own. */
-function endsOf(word) {
-  if (stretched(word)) return [Math.min(...meansOf(word)), Math.max(...meansOf(word))];
-  const { text } = words[word];
-  return [0, Math.max(...text.words.flatMap((_, i) => meansOf(text.first + i)))];
-}
+/* Return the end of the strips' colours, one for all words in a text. */
+const highestMean = ({ text }) => Math.max(...text.words.flatMap((_, i) => meansOf(text.first + i)));
 
 function colourStrip(canvas, word) {
-  const [low, high] = endsOf(word), means = meansOf(word), brush = canvas.getContext("2d");
+  const high = highestMean(words[word]), means = meansOf(word), brush = canvas.getContext("2d");
   const tint = state.pinned.length > 1 ? pinColour(word) : null, table = colours[state.colormap];
   canvas.width = many;
   canvas.height = 1;
   for (let i = 0; i < many; i++) {
-    const place = high > low ? (means[video.latent[i]] - low) / (high - low) : 0, at = 3 * Math.min(255, Math.floor(256 * place));
+    const place = high > 0 ? means[video.latent[i]] / high : 0, at = 3 * Math.min(255, Math.floor(256 * place));
     brush.fillStyle = tint ? `rgba(${tint}, ${place})` : `rgb(${table.slice(at, at + 3)})`;
     brush.fillRect(i, 0, 1, 1);
   }
