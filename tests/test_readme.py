@@ -65,7 +65,7 @@ def test_an_index_gets_absolute_links(monkeypatch):
     hook.update(metadata)
     text = metadata["readme"]["text"]
     assert LINK.findall(text) == []
-    assert "](https://forge.example/sdattn/raw/HEAD/outputs/example/page.png)" in text
+    assert "](https://forge.example/sdattn/raw/HEAD/outputs/example/card.png)" in text
     assert "](https://forge.example/sdattn/blob/HEAD/docs/limits.md)" in text
 
 

@@ -234,8 +234,8 @@ FAULTS = [
     # batch
     Fault(
         "batch/plan.py",
-        'own = {"id": f"{row.line:06d}", "seed": request.seed + row.line - 1}',
-        'own = {"id": f"{row.line:06d}", "seed": request.seed + row.line}',
+        'own = {"id": f"{row.line:06d}", "seed": seed + row.line - 1}',
+        'own = {"id": f"{row.line:06d}", "seed": seed + row.line}',
         "the first line has not the seed that was asked for",
         ("batch/test_items.py",),
     ),
@@ -248,8 +248,8 @@ FAULTS = [
     ),
     Fault(
         "batch/records.py",
-        "if record is not None and record.fingerprint != manifest.input.shards[number]:",
-        "if record is None:",
+        "if fingerprint not in (None, found.fingerprint):",
+        "if not found.fingerprint:",
         "a shard of other settings counts as done",
         ("batch/test_records.py", "batch/test_run.py"),
     ),

@@ -19,7 +19,15 @@ from typing_extensions import TypedDict
 
 from ..errors import InvalidValueError, MissingFileError
 from ..files.place import File, Place
-from ..files.records import Record, RecordError, check_object, read_document, read_sealed, sealed
+from ..files.records import (
+    Record,
+    RecordError,
+    check_object,
+    from_json,
+    read_document,
+    read_sealed,
+    sealed,
+)
 from ..files.records import read_record as read_entries
 from ..files.writing import sha256
 from ..loading.options import LoadingOptions
@@ -239,8 +247,6 @@ def read_record(place: Place, number: int, fingerprint: str | None = None) -> Sh
         data = place.read(record_name(number))
     except FileNotFoundError:
         return None
-    from pydantic_core import from_json  # faster
-
     where = place.root / record_name(number)
     lines = _sealed_lines(data)
     if not lines:

@@ -89,8 +89,8 @@ def save_animation(
 
 def _encoded(frames: Sequence[Image.Image], kind: str, milliseconds: int) -> bytes:
     if kind == "mp4":
-        held = max(1, -(-HOLD // milliseconds))
-        return write_video([*frames[:-1], *frames[-1:] * held], 1000 / milliseconds, kind)
+        last = [frames[-1]] * max(1, -(-HOLD // milliseconds))
+        return write_video([*frames[:-1], *last], 1000 / milliseconds, "mp4")
     options: dict[str, Any] = {"quality": 85} if kind == "webp" else {"optimize": False}
     first, *rest = _in_few_colours(frames) if kind == "gif" else frames
     unit = 10 if kind == "gif" else 1

@@ -110,15 +110,20 @@ def read_record(kind: type[R], document: Mapping[str, Any]) -> R:
 
     The document itself may have unknown entries; the objects in it may not.
     """
-    import pydantic_core
+    from pydantic import ValidationError
 
     names = [entry.name for entry in fields(kind)]  # type: ignore[arg-type]
     entries = {name: document[name] for name in names if name in document}
     try:
         reader = _reader(kind)  # type: ignore[arg-type]  # to mypy a class has no hash
-        return reader.validate_json(pydantic_core.to_json(entries))
-    except pydantic_core.ValidationError as error:
+        return reader.validate_json(_reader(dict).dump_json(entries))
+    except ValidationError as error:
         raise RecordError(_problem(error)) from None
+
+
+def from_json(line: bytes) -> Any:
+    """Do as json.loads, twice as fast; raise ValueError if it is no JSON."""
+    return _reader(object).validate_json(line)
 
 
 def check_object(kind: type, found: object) -> None:

@@ -122,7 +122,7 @@ def _info(run: ImageRun, files: Mapping[str, bytes]) -> RunInfo:
         columns=layers.columns,
         preset=saved.preset,
         statistics=tuple(word.rounded() for word in saved.statistics()),
-        score=saved.score() if saved.judged() else None,
+        score=float(f"{saved.score():.6g}") if saved.judged() else None,
         missing=tuple(run.missing()) if saved.judged() else (),
         passes=layers.passes,
         layers=entries,

@@ -27,6 +27,7 @@ from ..models.layers import select_layers
 from ..models.pipeline import Options, Pipeline
 from ..models.pipeline_call import checked_options, one_each
 from ..models.reading import read_prompts
+from ..models.threads import few_threads
 from ..models.values import check_text, check_values, checked_prompts, checked_seeds, seeds_of
 from ..prompts.tokens import Prompt
 from ..prompts.words import empty_prompt, split_words
@@ -282,17 +283,18 @@ def check_images(order: Order, passes: int) -> None:
 
 def keep_small_steps(order: Order) -> Order:
     """Return the order of a run that keeps each step too, if all its maps then take at most
-    ``SMALL`` bytes, else the order itself, also of a video or of a run whose steps may not be known
-    before it ends."""
+    ``SMALL`` bytes, else the order itself, also of a video, of maps that are refined in each step,
+    or of a run whose steps may not be known before it ends."""
     steps = known_steps(order.facts, order.options)
     is_open = order.may_stop or is_cached(order.facts.denoiser)
-    if not steps or is_open or order.facts.makes_videos:
+    if not steps or is_open or order.facts.makes_videos or order.preset.refine:
         return order
     allowed = SMALL if order.keep.max_bytes is None else min(SMALL, order.keep.max_bytes)
     each = replace(order, keep=replace(order.keep, steps=Steps.of("all")))
     if _expected(each, each.keep, steps).nbytes > allowed:
         return order  # without asking what else is watched, which may encode a text
-    held = [_expected(each, kept, steps).nbytes for kept in watch(each).values()]
+    with few_threads(order.facts.pipe):
+        held = [_expected(each, kept, steps).nbytes for kept in watch(each).values()]
     return each if sum(held) <= allowed else order
 
 

@@ -11,6 +11,7 @@ from ..errors import InvalidTypeError, InvalidValueError
 from ..files.videos import Video
 from ..maps.capture import MapStore
 from ..maps.heatmap import Heatmap
+from ..maps.heatmap import latent_frames
 from ..maps.heatmaps import Heatmaps
 from ..maps.layermaps import LayerMaps
 from .folder import save_run
@@ -160,16 +161,25 @@ class Run:
         return self[number]
 
     def _repr_html_(self) -> str:
-        from ..maps.notebook import framed, whole
-        from .card import draw_card, strongest
+        from ..maps.notebook import framed
         from .report import report
 
-        parts = []
-        for run in self.image_runs[:_MOST_PAGES]:
-            shown = run if run.video is None else run.frame(run.video.middle)
-            card = draw_card(shown, strongest(shown.heatmaps.occurrences()))
-            parts.append(framed(report(run), whole(card, run.settings.prompt)))
+        shown = self.image_runs[:_MOST_PAGES]
+        parts = [framed(report(run), _still(run)) for run in shown]
         if len(self) > _MOST_PAGES:
             more = len(self) - _MOST_PAGES
             parts.append(f"<p>{more} more images: save() writes a page of each.</p>")
         return "".join(parts)
+
+
+def _still(run: ImageRun) -> str:
+    """Return an image's card, or key frames of a video with each word's maps over them."""
+    from ..maps.notebook import video_stills, whole
+    from .card import draw_card, strongest
+
+    maps = run.heatmaps.occurrences()
+    video = run.video
+    if video is None:
+        return whole(draw_card(run, strongest(maps)), run.settings.prompt)
+    latent = latent_frames(len(run.heatmaps.maps), len(video))
+    return video_stills(maps, [(f"frame {i + 1}", latent[i], video[i]) for i in video.key_frames()])

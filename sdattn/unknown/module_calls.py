@@ -49,7 +49,7 @@ class SeenCall:
         module: path of the innermost module that ran.
         made_by: the function that made it.
         call: what it computed; its heads may be folded into its rows. None if that cannot be seen.
-        number: the call's number among those of its module while it ran this time, from 0.
+        number: the call's place among its module's calls while it ran this time, from 0.
         names: names that layers have so far, by module, number and kind.
         is_part: True if a call that the module made before had the very same values: the queries
             come in slices.

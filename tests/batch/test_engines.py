@@ -49,7 +49,7 @@ class Counting:
 
 
 def shards(number):
-    return (Shard(n, (), "") for n in range(number))
+    return (Shard(n, ()) for n in range(number))
 
 
 @pytest.mark.parametrize("threads", [1, 3])
@@ -99,7 +99,7 @@ class Losing(Counting):
 
 def drawn_with(engine, number):
     """{shard: the reason of its failure, or None}, in the order of the records."""
-    named = (Shard(n, jobs(1), "") for n in range(number))
+    named = (Shard(n, jobs(1)) for n in range(number))
     told = []
     found = {}
     for record in map_shards(
@@ -154,7 +154,7 @@ def test_many_shards_that_end_their_workers_do_not_end_a_run(tmp_path):
 def test_a_stop_leaves_lost_shards_to_the_next_command(tmp_path):
     engine = Losing(tmp_path, 1, {0: 10**6})
     seen = []
-    named = (Shard(n, jobs(1), "") for n in range(3))
+    named = (Shard(n, jobs(1)) for n in range(3))
     for record in map_shards(engine, manifest(shards=99), named, None, lambda: len(seen) == 2):
         seen.append(record.number)
     assert seen == [1, 2] and engine.begun == [0, 1, 2]
@@ -243,7 +243,7 @@ def test_a_shard_that_ends_its_workers_is_recorded_as_failed(
     request = Request("in.txt", tmp_path / "run", str(model))
     monkeypatch.setattr(processes, "request", request)
     monkeypatch.setattr(engines, "describe", says_device)  # as a worker that lives
-    shard = Shard(0, jobs(2), "d")
+    shard = Shard(0, jobs(2))
     [record] = map_shards(
         processes, manifest(shards=99), [shard], lambda *n: told.append(n), lambda: False
     )
@@ -366,7 +366,7 @@ def test_on_ray_a_shard_that_ends_its_workers_is_recorded_as_failed(
     engine = RayTasks(Request("in.txt", str(tmp_path / "run"), device="cpu", workers=1))
     monkeypatch.setattr(engines, "draw_shard", ends)
     monkeypatch.setattr(engines, "describe", says_device)
-    shard = Shard(0, jobs(2), "d")
+    shard = Shard(0, jobs(2))
     [record] = map_shards(engine, manifest(shards=99), [shard], lambda *n: None, lambda: False)
     assert all("each of 3 workers" in row["failed"] for row in record.rows)
     assert len(rows_of(tmp_path / "run/shards/000000.jsonl")) == 4
@@ -381,4 +381,4 @@ def test_an_error_on_ray_is_the_functions_own(ray, tmp_path, monkeypatch):
     engine = RayTasks(Request("in.txt", str(tmp_path), device="cpu", workers=1))
     monkeypatch.setattr(engines, "draw_shard", fails)
     with pytest.raises(OSError, match="the disk is full"):
-        engine.draw(manifest(), Shard(0, (), "d"), lambda *n: None)
+        engine.draw(manifest(), Shard(0, ()), lambda *n: None)

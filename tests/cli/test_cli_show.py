@@ -29,7 +29,7 @@ BEGINS = {
 def folders(demo, tmp_path_factory):
     """A run that kept its steps and heads, and one that kept neither."""
     folder = tmp_path_factory.mktemp("runs")
-    for name, options in (("kept", {"steps": "all", "heads": "all"}), ("means", {})):
+    for name, options in (("kept", {"steps": "all", "heads": "all"}), ("means", {"steps": "mean"})):
         run = generate(demo, PROMPT, num_inference_steps=2, capture_options=options)
         run.save(folder / name)
     return folder
@@ -113,7 +113,7 @@ VIDEOS = "Name a file that ends in .gif or .webp or .mp4, not x.png."
         (("--figure",), "--figure"),
         (("--figure", "compare", "-o", "x.pdf"), "by --with"),
         (("--figure", "words", "--with", "run", "-o", "x.pdf"), "by --with"),
-        (("--width", "3"), "for --figure"),
+        (("--width", "3"), "for a --figure"),
         (("--figure", "words", "--width", "wide", "-o", "x.pdf"), "none of 1col, 2col"),
         (("--figure", "words", "--dpi", "3", "-o", "x.pdf"), "--dpi"),
         (("--animate", "-o", "x.png"), VIDEOS),

@@ -104,7 +104,7 @@ def test_choices_are_those_of_the_library(choice, values):
 
 
 def test_choices_of_single_commands_are_those_of_the_library():
-    assert get_args(show.Kind) == KINDS
+    assert get_args(show.Kind) == (*KINDS, "card", "animation")
     modes = inspect.signature(cli.edit.edit).parameters["mode"].annotation
     assert get_args(get_args(modes)[0]) == get_args(Mode)
     assert cli.batch._PARTS == PARTS

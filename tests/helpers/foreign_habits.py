@@ -352,7 +352,7 @@ HABITS = {
         OneSequence,
         lambda b: {"x": image(b, 2), "y": text(b)},
         touched("x", 2),
-        refused={3: "No attention call of the OneSequence fits"},
+        refused={3: "No cross or joint attention of the OneSequence fits"},
     ),
     "channels last": Habit(
         ChannelsLast,

@@ -55,7 +55,7 @@ KINDS = {
         megabytes=20,
         files=3,
         prompt=PROMPT,
-        unlearnt=("a zebra", "'zebra'.*It knows for example cat, dog, frog"),
+        unlearnt=("a zebra", "'zebra'.*It knows cat, dog, frog …"),
     ),
     "demo-mmdit": Kind(
         parts={
@@ -70,7 +70,7 @@ KINDS = {
         megabytes=21,
         files=4,
         prompt="a red circle left of a blue square",
-        unlearnt=("a cat", "'cat'.*It knows for example red"),
+        unlearnt=("a cat", "'cat'.*It knows red, "),
     ),
     "demo-video": Kind(
         parts={**DDIM, "unet": "UNetMotionModel", "motion_adapter": "MotionAdapter"},
@@ -78,7 +78,7 @@ KINDS = {
         megabytes=6,
         files=1,
         prompt="a cat above a pizza",
-        unlearnt=("a cat moving", "'moving'.*It knows for example cat"),
+        unlearnt=("a cat moving", "'moving'.*It knows cat"),
     ),
 }
 MODELS = [pytest.param(name, marks=[pytest.mark.slow] * (name == "demo-video")) for name in KINDS]

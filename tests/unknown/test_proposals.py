@@ -238,7 +238,7 @@ def test_an_image_with_two_places_beside_the_text_is_asked_for():
         captured(model, call, **told)
     store, _ = captured(model, call, image=slice(8, None), **told)
     assert (store.maps["attn"].flatten(1, 2) - truth(model)["attn"]).abs().max() < 1e-5
-    with pytest.raises(CaptureError, match="No attention call of the TimeToken fits"):
+    with pytest.raises(CaptureError, match="No cross or joint attention of the TimeToken fits"):
         captured(model, call, image=slice(9, None), **told)
     for wrong in (8, slice(0, 24, 2)):
         with pytest.raises((ValueError, TypeError), match="a slice of the queries"):

@@ -71,15 +71,15 @@ def report(run: ImageRun, phrases: Sequence[Heatmap] = ()) -> bytes:
     image = "" if run.video else as_uri(run.image)
     if run.video:
         data["video"], image = video_data(run.video, len(run.heatmaps.maps))
-    further = ["card", "framed"]
+    scripts = ["card", "framed"]
     if maps.calls:
-        further.append("steps")
+        scripts.append("steps")
     if run.video:
-        further.append("video")
+        scripts.append("video")
     return page(
         "run",
         shared=("heat", "spot"),
-        further=further,
+        further=scripts,
         run=run,
         data=data,
         image=image,
