@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any, SupportsIndex, overload
 from ..errors import InvalidTypeError, InvalidValueError
 from ..files.videos import Video
 from ..maps.capture import MapStore
-from ..maps.heatmap import Heatmap
-from ..maps.heatmap import latent_frames
+from ..maps.heatmap import Heatmap, latent_frames
 from ..maps.heatmaps import Heatmaps
 from ..maps.layermaps import LayerMaps
 from .folder import save_run
