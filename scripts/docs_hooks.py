@@ -32,7 +32,9 @@ def on_startup(**_: Any) -> None:
 def on_files(files: Files, config: Any) -> Files:
     """Put the images of outputs/ into the site."""
     for folder in SHOWN:
-        for image in sorted((ROOT / "outputs" / folder).rglob("*.png")):
+        for image in sorted((ROOT / "outputs" / folder).rglob("*")):
+            if image.suffix not in (".png", ".gif", ".webp"):
+                continue
             place = image.relative_to(ROOT).as_posix()
             files.append(File.generated(config, place, abs_src_path=str(image)))
     return files

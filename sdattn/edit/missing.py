@@ -48,7 +48,9 @@ def guide_missing(
         ``"losses"``.
 
     Raises:
-        As :func:`sdattn.generate`, :meth:`sdattn.Heatmaps.score` and :func:`guide` do.
+        ValueError, KeyError: as :func:`sdattn.generate`, :meth:`sdattn.Heatmaps.score` and
+            :func:`guide` do.
+        TypeError: several prompts, or a list.
     """
     if not isinstance(prompt, str):
         raise InvalidTypeError(

@@ -69,7 +69,8 @@ def generated(pipe, row, line, options):
 
 
 @pytest.mark.slow
-def test_an_item_is_what_generate_makes_of_it(model, varied, tmp_path):
+def test_an_item_is_what_generate_makes_of_it(model, varied, tmp_path, monkeypatch):
+    monkeypatch.setattr("sdattn.runs.preparing.SMALL", 0)  # or generate() would keep each step
     pipe = load_pipeline(model, device="cpu")
     for line, row in enumerate(VARIED, 1):
         generated(pipe, row, line, SMALL).save(tmp_path / "alone" / row["id"])
