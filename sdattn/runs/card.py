@@ -56,11 +56,10 @@ def draw_card(
 
 def strongest(maps: Sequence[Heatmap]) -> list[Heatmap]:
     """Return the maps that a card shows by default: the strongest that name a thing, as many as
-    there are colours, in the order of the prompt, as the page pins them."""
+    there are colours, the strongest first."""
     things = [maps[i] for i in name_things([one.label for one in maps])]
     things = things or [one for one in maps if is_content_word(one.label)] or [*maps]
-    order = sorted(range(len(things)), key=lambda i: -things[i].peak)
-    return [things[i] for i in sorted(order[: len(WORD_COLORS)])]
+    return sorted(things, key=lambda one: -one.peak)[: len(WORD_COLORS)]
 
 
 class _Part(NamedTuple):

@@ -77,12 +77,12 @@ def test_words_have_their_colours_in_the_prompt_and_over_the_image():
 def test_the_strongest_words_that_name_a_thing_are_shown():
     peaks = {"a": 0.9, "red": 0.8, "cat": 0.3, "left": 0.7, "of": 0.6, "dog": 0.5}
     maps = [Heatmap(w, torch.tensor([[p, 0.0]]), (i,)) for i, (w, p) in enumerate(peaks.items())]
-    assert [one.label for one in strongest(maps)] == ["cat", "dog"]
+    assert [one.label for one in strongest(maps)] == ["dog", "cat"]
     many = []
     for i in range(9):
         peak = torch.tensor([[0.1 + i / 100, 0]])
         many += [Heatmap(f"cat{i}", peak, (2 * i,)), Heatmap("and", peak, (2 * i + 1,))]
-    assert [one.label for one in strongest(many)] == [f"cat{i}" for i in range(2, 9)]
+    assert [one.label for one in strongest(many)] == [f"cat{i}" for i in range(8, 1, -1)]
 
 
 def test_too_many_words_are_refused():
