@@ -224,7 +224,7 @@ def _seed(shuffle: Any, value: int) -> Any:
 
 
 def _settings(pipe: Any) -> dict[str, Any]:
-    """Return the folded fields of a drawing. Settings that the pipeline lacks are left empty; the
+    """Return further fields of a drawing. Settings that the pipeline lacks are left empty; the
     pipeline validates ranges itself."""
     defaults = {**call_options(pipe), **demo_settings(pipe)}
     height, width = default_size(pipe)
@@ -240,26 +240,25 @@ def _settings(pipe: Any) -> dict[str, Any]:
     def number(label: str, value: float | None, **options: Any) -> Any:
         return gradio.Number(value, label=label, min_width=100, **options)
 
-    with _folded("draw"):
-        fields = {
-            "negative_prompt": gradio.Textbox(label="Negative prompt", visible=has_negative),
-            "negative_maps": gradio.Checkbox(label="Map the negative prompt", visible=has_negative),
+    fields = {
+        "negative_prompt": gradio.Textbox(label="Negative prompt", visible=has_negative),
+        "negative_maps": gradio.Checkbox(label="Map the negative prompt", visible=has_negative),
+    }
+    with gradio.Row():
+        guide = {"step": 0.5, "visible": guided}
+        fields |= {
+            "num_inference_steps": number("Steps", steps, precision=0),
+            "guidance_scale": number("Guidance", guidance if guided else None, **guide),
+            "width": number("Width", width if is_sized else None, precision=0, **size),
+            "height": number("Height", height if is_sized else None, precision=0, **size),
+            "num_frames": number("Frames", frames, precision=0, visible=frames is not None),
         }
-        with gradio.Row():
-            guide = {"step": 0.5, "visible": guided}
-            fields |= {
-                "num_inference_steps": number("Steps", steps, precision=0),
-                "guidance_scale": number("Guidance", guidance if guided else None, **guide),
-                "width": number("Width", width if is_sized else None, precision=0, **size),
-                "height": number("Height", height if is_sized else None, precision=0, **size),
-                "num_frames": number("Frames", frames, precision=0, visible=frames is not None),
-            }
-        return {
-            **fields,
-            **_map_settings(),
-            "causal": gradio.Checkbox(label="Causal: draw again without each word"),
-            "each_step": gradio.Checkbox(label="Keep every step"),
-        }
+    return {
+        **fields,
+        **_map_settings(),
+        "causal": gradio.Checkbox(label="Causal: draw again without each word"),
+        "each_step": gradio.Checkbox(label="Keep every step"),
+    }
 
 
 def _map_settings() -> dict[str, Any]:

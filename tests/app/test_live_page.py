@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 import zipfile
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager
 from importlib.util import find_spec
 
 import pytest
@@ -119,13 +119,8 @@ def wait_until_alive(page):
 def say(page, prompt, **settings):
     """Type a prompt, and settings by their labels, no faster than a person does: what is put into
     a field of gradio's before it is alive is seen there, but not taken over."""
-    from playwright.sync_api import TimeoutError
-
-    fields = [page.get_by_label(name, exact=True) for name in settings]
-    while fields and not fields[0].is_visible():
-        page.get_by_role("button", name="Settings").click()  # which does nothing before it is alive
-        with suppress(TimeoutError):
-            fields[0].wait_for(timeout=10_000)
+    if settings:
+        page.get_by_role("button", name="Settings").click()
     for name, value in settings.items():
         field = page.get_by_label(name, exact=True)
         field.click(delay=100)
