@@ -4,6 +4,7 @@ import json
 
 import pytest
 from helpers.hub_repositories import CHECKPOINT
+from helpers.tiers import tiered
 
 
 def info(commands, *arguments, **variables):
@@ -12,7 +13,7 @@ def info(commands, *arguments, **variables):
     return json.loads(done.out)
 
 
-@pytest.mark.parametrize("name", ["acme/sd", "acme/sharded", "acme/single"])
+@pytest.mark.parametrize("name", tiered(["acme/single", "acme/sd", "acme/sharded"]))
 def test_it_says_the_same_as_once_the_model_is_here(commands, name):
     before = info(commands, name)
     assert commands.hub.weights_sent() == []
