@@ -17,10 +17,10 @@ from ..models.facts import images_a_prompt, makes_videos
 from ..models.pipeline import Options, Pipeline
 from ..models.pipeline_call import checked_options
 from ..models.reading import read_prompts
-from ..models.values import check_text
+from ..models.values import check_text, checked_part, checked_whole
 from ..prompts.tokens import Prompt
 from ..runs.explaining import check_explained
-from .columns import NUMBERS
+from .columns import CHOICE, NUMBERS
 from .items import BadLine, Item, number
 
 _WHOLE = (int, int | None)  # annotations of integer options
@@ -35,11 +35,16 @@ _MARGIN = 2  # tokens that may join with those of a text around
 @dataclass(frozen=True, slots=True)
 class Job:
     """An item that the pipeline can draw or explain, and its ``options`` without the negative
-    prompt; items of one ``shape`` can run in one batch."""
+    prompt; items of one ``shape`` can run in one batch, unless each runs alone."""
 
     item: Item
     options: Options
     shape: int
+
+    @property
+    def is_alone(self) -> bool:
+        """Check for an edit, whose prompts are a batch, and for candidates."""
+        return self.item.edit_to is not None or "candidates" in self.options
 
 
 class Checks:
@@ -104,6 +109,8 @@ class Checks:
                     f"A {type(self.pipe).__name__} makes videos, not images to edit. Leave edit_to "
                     "out."
                 )
+            if "candidates" in options:
+                raise InvalidValueError("candidates is for an image, not an edit. Leave it out.")
             plan_edit(self.pipe, item.prompt, item.edit_to, EditOptions(**item.edit), options)
         shape = (key, negative is not None, columns, item.edit_to is not None)
         return Job(item, options, self.shapes.setdefault(shape, len(self.shapes)))
@@ -132,6 +139,7 @@ class Checks:
         if size is not None:
             check_explained(self.pipe, size, **given)
             return given
+        choice = {name: given.pop(name) for name in CHOICE if name in given}
         found = checked_options(self.pipe, given, videos=True)
         if (made := images_a_prompt(self.pipe, found)) != 1:
             raise InvalidValueError(
@@ -139,7 +147,10 @@ class Checks:
                 "video. Write a line for each."
             )
         found.pop("negative_prompt", None)
-        return found
+        if "decide_at" in choice:
+            choice["decide_at"] = checked_part("decide_at", choice["decide_at"])
+        count = checked_whole("candidates", choice.get("candidates", 1))
+        return {**found, **choice, "candidates": count} if count > 1 else found
 
 
 class _Words:

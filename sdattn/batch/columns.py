@@ -20,8 +20,9 @@ PROMPTS = ("prompt", "Prompt", "Prompts", "caption", "text", "txt")
 IMAGES = ("image", "file_name", "jpg", "jpeg", "png", "webp")
 EDITS = ("mode", "blend", "weights", "cross_replace_steps", "self_replace_steps")
 OWN = ("id", "prompt", "negative_prompt", "seed", "words", "image", "edit_to", *EDITS)
-WHOLE = ("seed", "width", "height", "num_frames", "num_inference_steps", *EACH)
-NUMBERS = (*WHOLE, "guidance_scale")
+CHOICE = ("candidates", "decide_at")  # of the seed, see generate()
+WHOLE = ("seed", "width", "height", "num_frames", "num_inference_steps", "candidates", *EACH)
+NUMBERS = (*WHOLE, "guidance_scale", "decide_at")
 # The columns before the numbers in a table of the words of all items
 WORD_LABELS = ("id", "prompt", "seed", "word", "occurrence")
 # Names that rows, the tables made of them and datasets' imagefolder use themselves
@@ -30,7 +31,7 @@ OWN_NAMES = frozenset(
         *("id", "line", "prompt", "source_prompt", "source_file", "negative_prompt", "seed"),
         *("width", "height", "frames", "num_inference_steps", "guidance_scale", "words", "masks"),
         *("truncated", "statistics", "blanked", "fingerprint", "file_name", "place", "run_sha256"),
-        *("thumb", "files", "failed", "traceback", "image"),
+        *("thumb", "files", "failed", "traceback", "image", "score", "missing", "candidates"),
         *WORD_LABELS,
         *STATISTICS,
     )

@@ -6,6 +6,7 @@ import ctypes
 import traceback
 import warnings
 from collections.abc import Callable, Container, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -13,10 +14,12 @@ import torch
 from ..edit.editing import edit
 from ..errors import RunError
 from ..files.terminal import say
+from ..maps.details import Details
 from ..maps.presets import Preset, preset_for
 from ..models.pipeline import Pipeline
 from ..runs.editrun import EditRun
 from ..runs.explaining import explain
+from ..runs.generation import generate
 from ..runs.imagerun import ImageRun
 from ..runs.preparing import prepare
 from ..runs.run import Run
@@ -51,8 +54,7 @@ class BatchDrawer:
 
     def draw(self, batch: Sequence[Job], needed: Container[str]) -> None:
         """Draw a batch's ``needed`` items with the others: bit for bit as in a full batch."""
-        # The prompts of one edit are a batch already.
-        size = 1 if batch[0].item.edit_to is not None else min(self.limit or len(batch), len(batch))
+        size = 1 if batch[0].is_alone else min(self.limit or len(batch), len(batch))
         for start in range(0, len(batch), size):
             self._attempt(batch[start : start + size], needed)
 
@@ -109,7 +111,17 @@ class BatchDrawer:
                     options["negative_prompt"] = item.negative_prompt
                 run = edit(self.pipe, item.prompt, item.text, seed=item.seed, **options)
                 return [(run[1], run)]
+            if part[0].is_alone:
+                return [(self._best_of(part[0]), None)]
             return [(image_run, None) for image_run in self._run(part)]
+
+    def _best_of(self, job: Job) -> ImageRun:
+        """Draw an item from the best of its seeds; as of other items, no single steps are kept."""
+        options: dict[str, Any] = {**job.options, "preset": self.preset, "words": job.item.words}
+        if job.item.negative_prompt is not None:
+            options["negative_prompt"] = job.item.negative_prompt
+        [run] = generate(self.pipe, job.item.prompt, seed=job.item.seed, **options)
+        return replace(run, details=Details())
 
     def _run(self, jobs: Sequence[Job]) -> Run:
         pipe = self.pipe

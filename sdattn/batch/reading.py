@@ -145,6 +145,8 @@ class Status:
         items: number of items in its input.
         whole: items that are done.
         failed: items that could not be drawn.
+        missing: whole items with words that probably did not arrive, see
+            :meth:`sdattn.ImageRun.missing`.
         bad_lines: number of bad lines in its input.
         shards: number of shards, of which so many are ``done``.
         nbytes: bytes of what is done.
@@ -157,6 +159,7 @@ class Status:
     items: int
     whole: int
     failed: int
+    missing: int
     bad_lines: int
     shards: int
     done: int
@@ -188,6 +191,7 @@ def status(root: str | Path) -> Status:
         items=made.items,
         whole=whole,
         failed=failed,
+        missing=sum(head.missing for head in heads),
         bad_lines=made.bad_lines,
         shards=len(made.shards),
         done=len(heads),

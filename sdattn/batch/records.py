@@ -138,7 +138,8 @@ class ShardFile(Record):
 
 @dataclass(frozen=True)
 class Head(Record):
-    """The first line of a record, with the numbers of its items, and the bytes of all files."""
+    """The first line of a record, with the numbers of its items, and the bytes of all files;
+    ``missing`` of the whole ones have words that probably did not arrive."""
 
     shard: int
     fingerprint: str
@@ -147,6 +148,7 @@ class Head(Record):
     whole: int
     failed: int
     nbytes: int
+    missing: int = 0
 
 
 @dataclass(frozen=True)
@@ -181,7 +183,8 @@ class ShardRecord:
         sized = [file.bytes for file in (self.data, self.sheet) if file is not None]
         if self.data is None:
             sized += [file["bytes"] for row in self.whole for file in row["files"]]
-        counts = len(self.whole), len(self.failed), sum(sized)
+        missing = sum(bool(row.get("missing")) for row in self.whole)
+        counts = len(self.whole), len(self.failed), sum(sized), missing
         return Head(self.number, self.fingerprint, self.data, self.sheet, *counts)
 
     @property
@@ -409,6 +412,12 @@ def row_of(info: RunInfo, location: str, checksum: str, sizes: Mapping[str, int]
     row |= {
         "statistics": [word.flat() for word in info.statistics],
         "truncated": info.truncated,
+        "score": info.score,
+        "missing": [word.word for word in info.missing],
+    }
+    if info.candidates is not None:
+        row["candidates"] = [one.to_json() for one in info.candidates]
+    row |= {
         "blanked": bool(info.blanked),  # by the pipeline's safety checker
         "place": location,
         "fingerprint": info.fingerprint,

@@ -32,7 +32,8 @@ class Request:
             :func:`sdattn.batch.photos.photo_rows`.
         out: the run's folder, or its address in a storage, ``s3://bucket/run``.
         model, device, dtype, loading: as for :func:`sdattn.load_pipeline`.
-        options: arguments of the pipeline's call, for items that do not have them.
+        options: arguments of the pipeline's call, for items that do not have them; also
+            ``candidates`` and ``decide_at`` of :func:`sdattn.generate`.
         seed: seed of the first line; an item without a seed has ``seed + line - 1``.
         batch_size: items drawn together (default: 8 images, or 1 video).
         shard_items: items in a shard, the unit of work (default: a minute or two of work, see

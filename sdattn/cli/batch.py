@@ -34,6 +34,7 @@ _LAUNCHED = {  # what launchers set: torchrun and accelerate launch, and Ray for
     "TORCHELASTIC_RUN_ID",
     "RAY_JOB_CONFIG_JSON_ENV_VAR",
 }
+_CHOICE = ("candidates", "decide_at")  # of the seed: defaults of items, as the call's options
 _PARTS = ("image", "video", "overlays", "grid", "maps", "masks", "report")
 
 
@@ -45,6 +46,12 @@ _REQUEST = {  # by their names in Request
         "NAME.txt, a table with a column of images, or a data set.",
     ),
     "seed": option(int, default=0, help="Seed of the first prompt; each later line adds 1."),
+    "candidates": option(
+        int, min=1, help="Try this many seeds per item and draw the one that shows the most words."
+    ),
+    "decide_at": option(
+        float, "--decide-at", min=0, max=1, help="Share of the steps by which they are judged."
+    ),
     "batch_size": option(int, min=1, help="Items drawn together (default: 8 images or 1 video)."),
     "shard_items": option(
         int, min=1, help="Items in a shard, the unit of work (default: up to 100)."
@@ -146,8 +153,8 @@ def batch(
     only what is missing.
 
     A JSON line or table row has a prompt and, optionally, id, seed, negative_prompt, words (maps
-    for these only), width, height, num_frames, num_inference_steps, guidance_scale, or any other
-    pipeline argument. Other columns of a table are ignored.
+    for these only), width, height, num_frames, num_inference_steps, guidance_scale, candidates,
+    decide_at, or any other pipeline argument. Other columns of a table are ignored.
 
     Exit code: 0; 1 if anything failed or could not be read, but under a launcher only if something
     is left to draw; 2 for a wrong option or list; 130 and 143 after SIGINT and SIGTERM.
@@ -180,6 +187,7 @@ def batch(
         raise typer.BadParameter("Pass --out RUN.")
     checks = Checks()
     given = checks.call(call)
+    given |= {name: request.pop(name) for name in _CHOICE if name in request}
     checks.refuse()
     if "torch" not in sys.modules and not output.quiet:
         say(f"loading torch and diffusers, then the model {loaded.get('model', 'demo')}")
@@ -319,6 +327,9 @@ def _print_status(output: Output, run: Path) -> None:
         lines.append(f"{now.rate:.3g} items/s lately, {left} left at that rate")
     if now.failed:
         lines.append(f"{now.failed:,} failed; the same command with --retry-failed tries again")
+    if now.missing:
+        lack = "lacks" if now.missing == 1 else "lack"
+        lines.append(f"{counted(now.missing, 'item')} probably {lack} a word, see index.html")
     if now.bad_lines:
         lines.append(f"{now.bad_lines:,} more of the input could not be read")
     for line in lines:

@@ -203,3 +203,28 @@ def test_a_preset_that_the_model_cannot_have_is_refused_before_it_is_loaded(tmp_
         with pytest.raises((TypeError, ValueError), match="daam|way up"):
             draw(tmp_path / "model", tmp_path / "run", ["a cat"], preset=preset)
     assert not (tmp_path / "run").exists()
+
+
+def test_candidates_are_those_of_generate_beside_items_without(model, tmp_path):
+    rows = [
+        {"prompt": "a red cat and a dog", "id": "own", "seed": 4, "candidates": 3},
+        {"prompt": "a red cat and a dog", "id": "plain", "seed": 4},
+        {"prompt": "a dog", "id": "words", "candidates": 2, "decide_at": 1, "words": ["dog"]},
+        {"prompt": "a cat", "id": "one", "candidates": 1, "decide_at": 0.5},
+    ]
+    options = {**SMALL, "num_inference_steps": 10}
+    draw(model, tmp_path / "run", rows, options=options)
+    found = {row["id"]: row for row in rows_of(tmp_path / "run" / "metadata.jsonl")}
+    batch = open_batch(tmp_path / "run")
+    pipe = load_pipeline(model, device="cpu")
+    for line, row in enumerate(rows, 1):
+        [alone] = run = generated(pipe, row, line, options)
+        item, told = batch[row["id"]], found[row["id"]]
+        assert np.array_equal(item.image, alone.image)
+        assert told["seed"] == item.settings.seed == run.seeds[0]
+        assert told.get("candidates", []) == [vars(one) for one in run.candidates]
+        torch.testing.assert_close(item.heatmaps.maps, alone.heatmaps.maps, rtol=2e-3, atol=1e-6)
+        assert told["score"] == pytest.approx(alone.heatmaps.score(), rel=1e-2)
+        assert set(told["missing"]) == {word.word for word in item.missing()}
+    assert len(found["own"]["candidates"]) == 3 and "candidates" not in found["plain"]
+    assert batch["own"].details.steps is None and verify(tmp_path / "run") == (4, [])

@@ -193,3 +193,19 @@ def test_without_scripts_the_page_says_what_to_do(tmp_path, open_page):
     page = open_page(written(tmp_path, [row(1)]) / "index.html", java_script_enabled=False)
     assert "metadata.jsonl, which has a row for each item" in page.inner_text("main")
     assert not page.is_visible("#find")
+
+
+def test_items_that_lack_a_word_are_found_and_say_the_seeds_they_are_from(tmp_path, open_page):
+    chosen = [{"seed": 2**60 + 1, "score": -1.5}, {"seed": 4, "score": -2.25}]
+    whole = row(1, score=-1.5, missing=[], candidates=chosen)
+    lacking = row(2, score=-3.25, missing=["<b>cat</b>", "hat"])
+    page = open_page(written(tmp_path, [whole, lacking, row(3)]) / "index.html")
+    texts = page.locator("#cards .meta").all_inner_texts()
+    assert ["score" in text for text in texts] == [True, True, False]
+    assert "score -1.50, best of 2 seeds" in texts[0] and "missing" not in texts[0]
+    assert "missing? <b>cat</b>, hat" in texts[1] and "best of" not in texts[1]
+    seeds = page.locator("#cards .meta span[title*='seed']").first.get_attribute("title")
+    assert seeds == f"seed {2**60 + 1}: -1.50\nseed 4: -2.25"
+    assert page.inner_text("#missing") == "Word missing 1"
+    page.click("#missing")
+    assert shown(page) == [lacking["id"]] and page.evaluate("location.hash") == "#missing=1"

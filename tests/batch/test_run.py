@@ -435,6 +435,15 @@ def test_status_is_read_from_the_records_alone(model, tmp_path):
     assert found.seconds_left == pytest.approx(10)
 
 
+def test_status_tells_how_many_items_lack_a_word(model, tmp_path, monkeypatch):
+    rows = [{"prompt": "a cat and a dog"}, {"prompt": "a cat"}, {"prompt": "a dog and a red cat"}]
+    monkeypatch.setattr("sdattn.maps.arrival.WEAK", 1e9)  # but a single word is never weak
+    draw(model, tmp_path / "run", rows)
+    found = [row["missing"] for row in rows_of(tmp_path / "run/metadata.jsonl")]
+    assert [sorted(words) for words in found] == [["cat", "dog"], [], ["cat", "dog"]]
+    assert status(tmp_path / "run").missing == 2
+
+
 def test_status_counts_what_texts_cannot_disturb(model, tmp_path, watched, tiny_pipe):
     """It does not parse the rows, whose texts may look like their keys."""
     watched.forbidden = tiny_pipe.tokenizer("dog").input_ids[1]

@@ -13,7 +13,18 @@ from ...runs.report.pages import look_data, page
 from ..records import ItemRow, Manifest
 
 EACH = 10_000  # items per page: a browser searches this many instantly
-_KEYS = ("id", "place", "prompt", "source_prompt", "source_file", "truncated", "blanked", "failed")
+_KEYS = (
+    "id",
+    "place",
+    "prompt",
+    "source_prompt",
+    "source_file",
+    "truncated",
+    "blanked",
+    "failed",
+    "score",
+    "missing",
+)
 _OPENS = ("report.html", "grid.png", "video", "image.png")  # a card the first that was saved
 
 
@@ -60,6 +71,8 @@ def _compact(row: ItemRow, sheets: dict[str, int], demo: Demo | None) -> ItemRow
         made["strange"] = strange = demo.strange(content) if demo else []
         made |= {"words": [*dict.fromkeys(row["words"])], "best": _best(row, strange)}
         made["size"] = [row["width"], row["height"]]
+    if chosen := row.get("candidates"):
+        made["candidates"] = [{**one, "seed": str(one["seed"])} for one in chosen]
     made = {name: value for name, value in made.items() if value not in (None, [], False)}
     if row.get("thumb"):
         made |= {"thumb": row["thumb"], "sheet": sheets.setdefault(row["sheet"], len(sheets))}

@@ -6,7 +6,7 @@ const CHUNK = 60; // cards added at a time, near the end of the list
 const PAUSE = 120; // milliseconds after the last key before a search
 const SHEETS = 12; // kept unpacked
 const SIDE = 192; // pixels of the longer side of a canvas
-const FILTERS = ["failed", "truncated", "blanked", "strange"]; // names in rows, in the address and on the page
+const FILTERS = ["failed", "missing", "truncated", "blanked", "strange"]; // names in rows, in the address and on the page
 const data = JSON.parse($("data").textContent);
 const [opens] = data.opens, hasFiles = data.opens.includes("image.png");
 const number = new Intl.NumberFormat("en-US");
@@ -209,6 +209,13 @@ function badge(text, title) {
   return one;
 }
 
+/* Return an item's score, and in its title the seeds that it was chosen from. */
+function scored({ score, candidates = [] }) {
+  const one = make("span", "", `score ${score.toFixed(2)}${candidates.length ? `, best of ${candidates.length} seeds` : ""}`);
+  one.title = candidates.map((each) => `seed ${each.seed}: ${each.score.toFixed(2)}`).join("\n") || "Higher if more of the words arrived; compare it between seeds of one prompt";
+  return one;
+}
+
 function card(index) {
   const row = data.rows[index], entry = make("li"), failed = has(row, "failed");
   const item = make(opens && !failed ? "a" : "div", "card item"), text = make("div", "text");
@@ -223,6 +230,8 @@ function card(index) {
   if (failed) text.append(make("p", "reason", `Failed: ${row.failed}`));
   const meta = make("p", "meta");
   meta.append(make("span", "mono", row.id), make("span", "", row.source_file ?? `seed ${row.seed}`));
+  if (has(row, "score")) meta.append(scored(row));
+  if (has(row, "missing")) meta.append(badge(`missing? ${row.missing.join(", ")}`, "These words probably did not arrive in the image"));
   if (has(row, "truncated")) meta.append(badge("cut off", `Too long for the model, cut off: ${row.truncated.join(" ")}`));
   if (has(row, "blanked")) meta.append(badge("blanked", "Blanked by the model's safety checker"));
   if (has(row, "strange")) meta.append(badge(`never learnt: ${row.strange.join(", ")}`, "What the model draws for these words, and their heatmaps, mean nothing"));
