@@ -199,7 +199,9 @@ def test_items_that_lack_a_word_are_found_and_say_the_seeds_they_are_from(tmp_pa
     chosen = [{"seed": 2**60 + 1, "score": -1.5}, {"seed": 4, "score": -2.25}]
     whole = row(1, score=-1.5, missing=[], candidates=chosen)
     lacking = row(2, score=-3.25, missing=["<b>cat</b>", "hat"])
-    page = open_page(written(tmp_path, [whole, lacking, row(3)]) / "index.html")
+    page = open_page(
+        written(tmp_path, [whole, lacking, row(3)], format="webdataset") / "index.html"
+    )
     texts = page.locator("#cards .meta").all_inner_texts()
     assert ["score" in text for text in texts] == [True, True, False]
     assert "score -1.50, best of 2 seeds" in texts[0] and "missing" not in texts[0]

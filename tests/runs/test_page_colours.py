@@ -129,7 +129,7 @@ def test_the_edit_shows_both_images_large_on_a_screen(demo, open_bytes):
 def test_on_paper_colours_stay_controls_go_and_cards_are_whole(run, open_bytes):
     page = open_bytes(report(run), **SCREEN)
     page.emulate_media(media="print")
-    for control in ("#theme", ".controls", "#unpin", "#copy", ".hint", "details.help"):
+    for control in ("#theme", ".controls", "#unpin", "[data-copies]", ".hint", "details.help"):
         for one in page.locator(control).all():
             assert not one.is_visible(), control
     style = "(one) => [getComputedStyle(one).printColorAdjust, getComputedStyle(one).breakInside]"

@@ -187,3 +187,12 @@ def test_the_first_words_are_things_that_show(peaks, strange, first):
     held = Heatmaps(prompt, maps)
     labels = [heatmap.label for heatmap in held.occurrences()]
     assert [labels[i] for i in _first_pins(held, strange)] == first
+
+
+def test_words_that_did_not_arrive_are_marked_and_the_call_with_more_seeds_is_offered(monkeypatch):
+    run = small_run(1, "a red cat and a dog")
+    assert b'class="word missing"' not in report(run)
+    monkeypatch.setattr("sdattn.maps.arrival.WEAK", 1e9)
+    page = report(run).decode()
+    assert page.count('class="word missing"') == len(run.missing()) == 2
+    assert "“cat” may be missing: its peak is" in page and "candidates=4)</code>" in page

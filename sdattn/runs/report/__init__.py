@@ -68,6 +68,7 @@ def report(run: ImageRun, phrases: Sequence[Heatmap] = ()) -> bytes:
         titled.append((name, _TITLES.get(name, name), text, [one.label for one in held]))
     maps = page_maps(run, further)
     data = _data(run, texts, maps)
+    missing = _missing(run)
     image = "" if run.video else as_uri(run.image)
     if run.video:
         data["video"], image = video_data(run.video, len(run.heatmaps.maps))
@@ -87,6 +88,8 @@ def report(run: ImageRun, phrases: Sequence[Heatmap] = ()) -> bytes:
         texts=titled,
         unlearnt=demo.unlearnt(word.text for word in prompt.words) if demo else "",
         learnt=demo.learnt() if demo else "",
+        missing=missing,
+        again=_again(run),
         cut_off=[word.text for word in prompt.truncated],
         most_cut_off=MOST_CUT_OFF,
         tokens=_token_rows(prompt, run.heatmaps.columns),
@@ -123,6 +126,35 @@ def _data(
         "refined": run.heatmaps.preset.refine is not None,
         **look_data(),
     }
+
+
+def _missing(run: ImageRun) -> dict[int, str]:
+    """Return why words probably did not arrive, by their numbers in the prompt."""
+    if not run.heatmaps.judged():
+        return {}
+    found = {}
+    for word in run.missing():
+        doubt = "probably did not arrive" if word.verdict == "missing" else "may be missing"
+        why = f"“{word.word}” {doubt}: its peak is {word.lead:.2g} times the other words there"
+        if word.instead != word.word:
+            why += f", and “{word.instead}” stands where it is highest"
+        for number, held in enumerate(run.heatmaps.held):
+            if held.columns == word.columns:
+                found[number] = why
+    return found
+
+
+def _again(run: ImageRun) -> str:
+    """Return the command, or the call in Python, that tries more seeds; "" for a run that has, and
+    for an image that was explained or edited."""
+    settings = run.settings
+    if settings.candidates or settings.explained or settings.edited or settings.seed is None:
+        return ""
+    if settings.command and settings.command.startswith("sdattn generate "):
+        return f"{settings.command} --candidates 4 --out best-of-4"
+    options = {"seed": settings.seed, **(settings.options or {}), "candidates": 4}
+    told = ", ".join(f"{name}={value!r}" for name, value in options.items())
+    return f"sdattn.generate(pipe, {settings.prompt!r}, {told})"
 
 
 def _text(name: str, maps: Sequence[Heatmap]) -> dict[str, object]:

@@ -196,7 +196,7 @@ function dress(button, word, peak, top, unit) {
   button.setAttribute("aria-pressed", String(pinned));
   button.classList.toggle("shown", word === state.hovered);
   button.style.setProperty("--peak", top > 0 ? Math.min(1, peak / top).toFixed(3) : 0);
-  button.title = `peak ${told(peak)} ${unit}`;
+  button.title = [`peak ${told(peak)} ${unit}`, button.dataset.missing ?? []].flat().join("; ");
   button.style.setProperty("--pin", tint ? `rgb(${tint})` : "");
   button.style.setProperty("--on-pin", tint ? inkOn(tint) : "");
 }

@@ -153,16 +153,17 @@ $("head")?.addEventListener("change", () => {
   draw();
 });
 
-$("copy")?.addEventListener("click", async () => {
-  const text = $("command").textContent;
-  try {
-    await navigator.clipboard.writeText(text);
-  } catch {
-    getSelection().selectAllChildren($("command")); // so that it can be copied by hand
-    if (!document.execCommand("copy")) { $("copied").textContent = "selected: press Ctrl+C"; return; }
-  }
-  $("copied").textContent = "copied";
-});
+for (const button of document.querySelectorAll("[data-copies]"))
+  button.addEventListener("click", async () => {
+    const from = $(button.dataset.copies), copied = $(`${from.id}-copied`);
+    try {
+      await navigator.clipboard.writeText(from.textContent);
+    } catch {
+      getSelection().selectAllChildren(from); // so that it can be copied by hand
+      if (!document.execCommand("copy")) { copied.textContent = "selected: press Ctrl+C"; return; }
+    }
+    copied.textContent = "copied";
+  });
 
 fit(canvas, page.size);
 $("original").src = $("image").src; // the file holds the image once
