@@ -81,23 +81,29 @@ def test_parts_in_folders_of_their_own_are_merged_by_copying(model, tmp_path):
     assert drawn_files(tmp_path / "part-1") == drawn_files(tmp_path / "run")
 
 
-@pytest.mark.parametrize(
-    ("changes", "reason"),
-    [
-        ({"options": {**SMALL, "num_inference_steps": 2}}, "the input is another one"),
-        ({"save": ("image",)}, "save image, maps is now image"),
-        ({"format": "webdataset", "batch_size": 1}, "format folder is now webdataset"),
-        ({"shard_items": 3}, "shard_items the default is now 3"),
-        ({"seed": 5}, "items as before, but other texts, seeds or options"),
-    ],
-)
-def test_another_runs_folder_is_refused_and_force_changes_it(model, tmp_path, changes, reason):
+OTHER_RUNS = {  # why a folder is refused, and what was asked of it
+    "format folder is now webdataset": {"format": "webdataset", "batch_size": 1},
+    "the input is another one": {"options": {**SMALL, "num_inference_steps": 2}},
+    "save image, maps is now image": {"save": ("image",)},
+    "shard_items the default is now 3": {"shard_items": 3},
+    "items as before, but other texts, seeds or options": {"seed": 5},
+}
+
+
+def test_another_runs_folder_is_refused(model, tmp_path):
     draw(model, tmp_path / "run", EIGHT[:4])
     files = tree(tmp_path / "run")
-    with pytest.raises(ValueError, match="belongs to another run: .*Choose another") as refused:
-        draw(model, tmp_path / "run", EIGHT[:4], **changes)
-    assert reason in str(refused.value)
-    assert tree(tmp_path / "run") == files
+    for reason, changes in OTHER_RUNS.items():
+        with pytest.raises(ValueError, match="belongs to another run: .*Choose another") as refused:
+            draw(model, tmp_path / "run", EIGHT[:4], **changes)
+        assert reason in str(refused.value)
+        assert tree(tmp_path / "run") == files
+
+
+@pytest.mark.parametrize("reason", tiered(OTHER_RUNS))
+def test_force_changes_another_runs_folder(model, tmp_path, reason):
+    changes = OTHER_RUNS[reason]
+    draw(model, tmp_path / "run", EIGHT[:4])
     draw(model, tmp_path / "run", EIGHT[:4], force=True, **changes)
     draw(model, tmp_path / "other", EIGHT[:4], **changes)
     for path in (tmp_path / "run").rglob("*"):
@@ -283,13 +289,13 @@ def test_bad_lines_are_named_and_listed(model, tmp_path, capsys):
 
 def test_a_forecast_writes_nothing(model, tmp_path):
     source = tmp_path / "in.jsonl"
-    source.write_text("".join(json.dumps({"prompt": "a cat"}) + "\n" for _ in range(24)))
+    source.write_text("".join(json.dumps({"prompt": "a cat"}) + "\n" for _ in range(60)))
     usual = {"options": SMALL, "device": "cpu", "save": ("image", "maps"), "batch_size": 2}
     for format in FORMATS:
         request = Request(source, tmp_path / format, model=str(model), format=format, **usual)
         found = forecast(request)
         assert not (tmp_path / format).exists()
-        assert (found.items, found.shards, found.bad_lines) == (24, 11, 0)
+        assert (found.items, found.shards, found.bad_lines) == (60, 23, 0)
         assert found.seconds > 0
         run_batch(request)
         made = tree(tmp_path / format)
