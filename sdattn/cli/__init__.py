@@ -157,8 +157,6 @@ def main() -> None:
     atexit.register(gc.freeze)  # Python looks through all objects before it ends: 1.5 s for torch's
     try:
         commands()
-    except KeyboardInterrupt:
-        sys.exit(130)
     except Exception as error:
         print(failure(error), file=sys.stderr)
         sys.exit(exit_code(error))

@@ -4,6 +4,7 @@ import json
 
 import pytest
 from helpers.item_lines import pipeline
+from helpers.tiers import tiered
 from helpers.tiny_pipelines import make_sdxl_pipeline
 from helpers.transformer_rows import qwen_image
 from helpers.unet_rows import animatediff
@@ -127,7 +128,7 @@ def outcome(check):
     return None
 
 
-@pytest.mark.parametrize("make", [pipeline, make_sdxl_pipeline])
+@pytest.mark.parametrize("make", tiered([pipeline, make_sdxl_pipeline]))
 def test_words_are_found_as_heatmaps_find_them(make):
     pipe = make()
     words = Checks(pipe, {}).words

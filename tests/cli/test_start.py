@@ -30,13 +30,30 @@ def start(*arguments, **variables):
     return done.returncode, done.stdout, done.stderr.splitlines()[-1].removeprefix("loaded:")
 
 
-@pytest.mark.parametrize(
-    "arguments", [("--version",), ("--help",), *((name, "--help") for name in COMMANDS)]
-)
-def test_help_and_the_version_load_nothing_heavy(arguments):
-    code, out, loaded = start(*arguments)
+HELP = f"""
+import sys
+from sdattn.cli import main
+for command in {COMMANDS}:
+    sys.argv = ["sdattn", command, "--help"]
+    try:
+        main()
+    except SystemExit as stop:
+        loaded = [name for name in {HEAVY} if name in sys.modules]
+        print(command, stop.code, *loaded, file=sys.stderr)
+"""
+
+
+@pytest.mark.parametrize("argument", ["--version", "--help"])
+def test_the_version_and_the_list_of_commands_load_nothing_heavy(argument):
+    code, out, loaded = start(argument)
     assert (code, loaded) == (0, "")
     assert out
+
+
+def test_the_help_of_commands_loads_nothing_heavy():
+    done = subprocess.run([sys.executable, "-c", HELP], capture_output=True, text=True)
+    assert done.stderr.splitlines() == [f"{command} 0" for command in COMMANDS]
+    assert done.stdout.count("Usage: ") == len(COMMANDS)
 
 
 def test_the_version_loads_nothing_that_only_tables_need():
@@ -65,17 +82,17 @@ def test_wrong_usage_is_refused_before_anything_heavy_is_loaded():
 
 @pytest.mark.parametrize(
     ("typed", "completed"),
-    [
+    tiered([
         ("sdattn ge", "generate"),
-        ("sdattn generate --pre", "--preset"),
         ("sdattn generate cat --preset da", "daam"),
+        ("sdattn generate --pre", "--preset"),
         ("sdattn generate cat --dtype b", "bfloat16 bf16"),
         ("sdattn generate cat --keep steps,", "steps,heads steps,spots"),
         ("sdattn generate cat --device cu", "cuda"),
         ("sdattn show run --figure la", "layers"),
         ("sdattn batch in --save grid,m", "grid,maps grid,masks"),
-    ],
-)
+    ], quick=2),
+)  # fmt: skip
 def test_completion_loads_nothing_heavy(typed, completed):
     words = {"COMP_WORDS": typed, "COMP_CWORD": str(typed.count(" "))}
     code, out, loaded = start(**words, _SDATTN_COMPLETE="complete_bash")

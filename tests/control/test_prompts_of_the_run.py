@@ -127,8 +127,10 @@ def test_where_the_prompts_of_a_run_are_unknown_nothing_is_refused():
 
 def test_a_controller_without_prompts_runs_on_any():
     pipe = small_pipeline()
+    plain = run(pipe, OWN[::-1], generator=torch.Generator().manual_seed(0)).images
     with register_attention_control(pipe, EmptyControl()):
-        run(pipe, OWN[::-1])
+        found = run(pipe, OWN[::-1], generator=torch.Generator().manual_seed(0)).images
+    torch.testing.assert_close(found, plain, atol=1e-4, rtol=0)
 
 
 def test_the_encoders_are_listened_to_while_a_controller_needs_it():

@@ -160,12 +160,12 @@ def _run(arguments: list[str], variables: dict[str, str], disk: str) -> None:
     _shorten_waits()
     if disk:
         _fill_the_disk(is_known=disk == "full")
-    from sdattn import cli
+    from sdattn.__main__ import main
 
     sys.argv = ["sdattn", *arguments]
     code: Any = 1
     try:
-        cli.main()
+        main()
     except SystemExit as stop:
         code = stop.code or 0
     finally:

@@ -57,12 +57,12 @@ def test_a_hub_that_is_down_leaves_what_the_settings_tell(commands):
 
 @pytest.mark.parametrize(
     ("card", "license"),
-    [
+    tiered([
         ({"license": "other", "license_name": "acme-1-non-commercial"}, "acme-1-non-commercial"),
         ({"license": ["mit", "apache-2.0"]}, "mit, apache-2.0"),
         ({"license": None}, "not told"),
-    ],
-)
+    ]),
+)  # fmt: skip
 def test_a_license_of_its_own_is_named(commands, monkeypatch, card, license):
     monkeypatch.setattr("helpers.hub_server.Repository.card", lambda repository: card)
     assert info(commands, "acme/sd")["hub"]["license"] == license

@@ -179,7 +179,12 @@ def test_what_diffusers_leaves_out_is_refused_with_its_keys(tmp_path, make, tens
 def test_norms_that_are_zero_are_no_loss(tmp_path):
     pipe = wan22_small()
     tensors = {k: v * (".diff" not in k) for k, v in norms_that_diffusers_drops(pipe).items()}
+    before = layer_of(pipe, WAN).weight.detach().clone()
     load(pipe, tensors, tmp_path)
+    layer = layer_of(pipe, WAN)
+    with torch.no_grad():
+        weight = (layer(torch.eye(before.shape[1])) - layer.bias).T
+    torch.testing.assert_close(weight, before + RANK)  # the product of two matrices of ones
 
 
 @pytest.mark.slow

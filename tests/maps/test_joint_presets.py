@@ -39,7 +39,7 @@ def test_seg4diff_is_the_mean_of_a_words_columns_in_one_block_and_step():
         )
 
 
-@pytest.mark.parametrize(("depth", "name"), [(9 / 24, "9"), (0.0, "0"), (0.999, "23")])
+@pytest.mark.parametrize(("depth", "name"), [(9 / 24, "9"), (0.4, "9"), (0.0, "0"), (0.999, "23")])
 def test_a_depth_is_a_part_of_the_way_through_the_blocks(depth, name):
     ones = torch.ones(1, 2, 2, 3)
     layers = {str(i): LayerMap("double", 0, 1, ones) for i in range(24)}

@@ -112,7 +112,8 @@ def test_a_run_that_goes_to_its_end_says_nothing(pipe):
 
 def test_steps_before_a_part_that_no_step_lies_in_are_no_error(pipe):
     part = replace(PRESETS["default"], name="own", steps=(0.02, 1.0))
-    generate(pipe, PROMPT, preset=part, **TEN, **stop_after(11))
+    run = generate(pipe, PROMPT, preset=part, **TEN, **stop_after(11))
+    assert_maps(dict(run.store.maps), mean_of(pipe, range(10)))
 
 
 class Silent:
