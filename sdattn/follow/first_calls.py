@@ -15,17 +15,17 @@ from torch.utils._pytree import tree_map_only
 from ..models.caches import is_cached
 from ..models.denoiser import Denoiser
 from ..models.denoiser_call import innermost, is_compiled, unwrapped
+from ..models.pipeline import Given
 from .hooks import has_other_hooks
 
 Forward = Callable[..., Any]
 
 
-class _Call(NamedTuple):
-    """A call: the latents and the timestep that the model was given, and what it returned."""
+class _Given(NamedTuple):
+    """What a call is told from another by."""
 
     sample: Tensor
     timestep: float
-    output: Any
 
 
 class FirstCalls:
@@ -36,12 +36,12 @@ class FirstCalls:
         with first.given_back():
             pipe("a cat", ...)  # from the same seed
 
-    Each holds a copy of the latents and of what the model returned, twice the bytes of the latents.
+    A call holds a copy of the latents and of what the model returned: twice the latents' bytes.
     """
 
     def __init__(self, denoiser: Denoiser):
         self._denoiser = denoiser
-        self._calls: list[_Call] = []
+        self._calls: list[tuple[_Given, Any]] = []  # each with what the model returned
 
     @contextmanager
     def recorded(self) -> Iterator[None]:
@@ -51,7 +51,7 @@ class FirstCalls:
             given = self._given(args, kwargs)
             output = forward(*args, **kwargs)
             if given is not None:
-                self._calls.append(_Call(*given, _copy(output)))
+                self._calls.append((given, _copy(output)))
             return output
 
         with self._around(record if self._may_rest() else None):
@@ -66,30 +66,30 @@ class FirstCalls:
         def give(forward: Forward, *args: Any, **kwargs: Any) -> Any:
             if calls:
                 given = self._given(args, kwargs)
-                recorded = calls.pop()
-                if given is not None and _are_same(given, recorded) and self._may_rest():
-                    return _copy(recorded.output)
+                recorded, output = calls.pop()
+                if _are_same(given, recorded) and self._may_rest():
+                    return _copy(output)
                 calls.clear()
             return forward(*args, **kwargs)
 
         with self._around(give if calls else None):
             yield
 
-    def _given(self, args: tuple[object, ...], kwargs: dict[str, Any]) -> Any:
-        """Return a copy of a call's latents, and its timestep, or None if they are not known."""
+    def _given(self, args: tuple[object, ...], kwargs: Given) -> _Given | None:
+        """Return a copy of a call's latents, and its timestep; None if they are not known."""
         call = self._denoiser.family.read_call(unwrapped(self._denoiser.model), args, kwargs)
-        return None if call.sample is None else (call.sample.clone(), float(call.timestep))
+        return None if call.sample is None else _Given(call.sample.clone(), float(call.timestep))
 
     @contextmanager
-    def _around(self, run: Callable[..., Any] | None) -> Iterator[None]:
-        """Let ``run(forward, *args, **kwargs)`` take each call of the model."""
+    def _around(self, run: Forward | None) -> Iterator[None]:
+        """Let ``run(forward, *args, **kwargs)``, if there is one, take each call of the model."""
+        if run is None:
+            yield
+            return
         model = unwrapped(self._denoiser.model)
         held = vars(model)
         before = held.get("forward")
         forward = model.forward
-        if run is None:
-            yield
-            return
         # Pipelines read the signature of their model's forward.
         held["forward"] = functools.wraps(forward)(functools.partial(run, forward))
         try:
@@ -115,9 +115,10 @@ def _is_plain(part: nn.Module) -> bool:
     return is_known and (is_moved or "forward" not in vars(part)) and not has_other_hooks(part)
 
 
-def _are_same(given: tuple[Tensor, float], recorded: _Call) -> bool:
-    sample, timestep = given
-    return timestep == recorded.timestep and torch.equal(sample, recorded.sample)
+def _are_same(given: _Given | None, recorded: _Given) -> bool:
+    if given is None or given.timestep != recorded.timestep:
+        return False
+    return torch.equal(given.sample, recorded.sample)
 
 
 def _copy(output: Any) -> Any:

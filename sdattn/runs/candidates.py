@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
@@ -37,7 +36,7 @@ def check_candidates(order: Order, decide_at: float, at_once: bool) -> None:
     if at_once and (decide_at == 1 or IMAGES not in order.facts.options):
         text = f"a {order.facts.name} has no {IMAGES}. Leave it out."
         if decide_at == 1:
-            text = "it is for the steps before `decide_at`, and 1.0 draws all. Leave one of them out."
+            text = "it is for the steps before `decide_at`. Leave one of them out."
         raise OptionError("at_once", at_once, text)
     if decide_at == 1:
         return
@@ -66,25 +65,26 @@ def best_of(
     once, whole.
     """
     alone = [replace(order, seeds=[seed]) for seed in seeds]
-    if decide_at == 1:
-        runs = [sample(one) for one in alone]
-        scores = [run[0].heatmaps.score(words) for run in runs]
-        best = runs[scores.index(max(scores))]
-    elif at_once:
+    scores = list[float]()
+    begun: FirstCalls | None = None
+    best: Run | None = None
+    if at_once:
         together = {**order.options, IMAGES: len(seeds)}
         every = early_heatmaps(replace(order, seeds=list(seeds), options=together), decide_at)
         scores = [heatmaps.score(words) for heatmaps in every]
-        best = sample(alone[scores.index(max(scores))])
-    else:
-        scores, kept = [], None
-        for one in alone:
-            first = FirstCalls(order.facts.denoiser)
+    for one in alone[len(scores) :]:
+        run, first = None, FirstCalls(order.facts.denoiser)
+        if decide_at == 1:
+            run = sample(one)
+            heatmaps = run[0].heatmaps
+        else:
             with first.recorded() if needs_none(order, decide_at) else nullcontext():
                 [heatmaps] = early_heatmaps(one, decide_at)
-            scores.append(heatmaps.score(words))
-            if scores[-1] == max(scores) > max(scores[:-1], default=-math.inf):
-                kept = first
-        with kept.given_back() if kept else nullcontext():
+        scores.append(heatmaps.score(words))
+        if scores.index(max(scores)) == len(scores) - 1:
+            begun, best = first, run
+    if best is None:
+        with nullcontext() if begun is None else begun.given_back():
             best = sample(alone[scores.index(max(scores))])
     judged = map(Candidate, seeds, scores)
     ranked = tuple(sorted(judged, key=lambda one: -one.score))
@@ -101,7 +101,8 @@ def needs_none(order: Order, until: float) -> bool:
 
 def early_heatmaps(order: Order, until: float) -> list[Heatmaps]:
     """Return each image's heatmaps of a run's last step up to the share ``until`` of its steps,
-    after which it is stopped and not decoded. The layout forms in these steps: a mean over them says less."""
+    after which it is stopped and not decoded. The layout forms in these steps: a mean over them
+    says less."""
     part = RunPart.of(until)
     theirs = order.options.get(CALLBACK)
 

@@ -81,10 +81,13 @@ def drawn_alike(pipe, count, calls=None, options=TEN, **more):
     return run
 
 
-def test_a_run_that_keeps_first_steps_is_drawn_from_its_first(pipe, calls):
-    run = generate(pipe, PROMPT, candidates=2, capture_options={"steps": "all"}, **TEN)
+@pytest.mark.parametrize("steps", ["all", (0.2, 1.0)])
+def test_a_run_that_keeps_first_steps_is_drawn_from_its_first(pipe, calls, steps):
+    kept = {"capture_options": {"steps": steps}}
+    run = generate(pipe, PROMPT, candidates=2, **kept, **TEN)
     assert len(calls) == 2 * 4 + 10
-    assert len(step_heatmaps(run[0])) == 10
+    alone = generate(pipe, PROMPT, seed=run.seeds[0], **kept, **TEN)
+    assert torch.equal(run.heatmaps[0].maps, alone.heatmaps[0].maps)
 
 
 def test_candidates_in_one_batch(pipe, calls):
@@ -144,6 +147,12 @@ def test_a_run_that_begins_otherwise_runs_its_model(pipe, calls):
     with first.given_back():
         other = drawn(2)
     assert len(calls) == 20
+    with first.given_back():
+        layer = pipe.unet.mid_block.attentions[0].transformer_blocks[0].attn2
+        hook = layer.register_forward_hook(lambda *_: None)  # what came in the meantime
+        drawn(1)
+        hook.remove()
+    assert len(calls) == 30
     assert np.array_equal(again, drawn(1)) and np.array_equal(other, drawn(2))
 
 
@@ -235,7 +244,7 @@ def test_early_maps_are_those_of_the_first_steps_whatever_the_run_keeps(pipe):
         ({"candidates": 2, "num_images_per_prompt": 2}, "one image of one prompt"),
         ({"candidates": 2, "prompt": ["a cat", "a dog"]}, "one image of one prompt"),
         ({"candidates": 3, "seed": [1, 2]}, "makes 3 image"),
-        ({"candidates": 3, "at_once": True, "decide_at": 1.0}, "at_once=True.*draws all"),
+        ({"candidates": 3, "at_once": True, "decide_at": 1.0}, "at_once=True.*before `decide_at`"),
         ({"candidates": 2, "latents": torch.zeros(1, 4, 8, 8)}, "`latents` sets it"),
     ],
 )
