@@ -49,7 +49,7 @@ from .seeing import Subject, accuracy_of, machine, own_settings, subject_of
 
 END = (0.5, 1.0)  # of the run: what the default preset reads
 SHARES = (0.2, 0.3, 0.4, 0.5)
-DECIDED = 0.3  # of the steps, for the sheet
+DECIDED = 0.4  # of the steps, for the sheet
 CHOSEN = (0, 160, 0)  # colour of a frame
 ROUNDS = 300  # of the bootstrap
 Rows = dict[str, list[Drawn]]
@@ -146,7 +146,7 @@ def choices(drawn: Sequence[Drawn], seeds: int) -> dict[str, Any]:
     for n in [n for n in (2, 4, 8) if n <= seeds]:
         row: dict[str, Any] = {}
         for share in (*SHARES, 1.0):
-            row[str(share)] = {"price": round(n * share + (share < 1), 2)}
+            row[str(share)] = {"price": round(n * share + 1 - share, 2)}
             for name in scores:
 
                 def by(one: Drawn, seed: int, key: tuple[str, float] = (name, share)) -> float:

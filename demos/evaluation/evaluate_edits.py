@@ -41,6 +41,7 @@ from ..scene_checker import find_objects
 from ..scenes import emoji, shapes, sprites
 from ..scenes.shapes import DIRECTIONS, holds
 from ..sprite_checker import find_things, load_segmenter
+from .measures import wilson
 from .records import claim
 from .seeing import accuracy_of, is_joint, machine, own_settings
 
@@ -193,14 +194,6 @@ def judge(case: Case, before: Things, after: Things) -> tuple[bool, bool]:
 
     (changed, moved), (kept, strayed) = stands(case.index), stands(1 - case.index)
     return changed and moved <= FAR, kept and strayed <= NEAR and len(after) == 2
-
-
-def wilson(hits: int, n: int) -> tuple[float, float]:
-    """Return the 95 % interval of a share (Wilson 1927)."""
-    z = 1.959964
-    middle = (hits + z**2 / 2) / (n + z**2)
-    half = z / (n + z**2) * math.sqrt(hits * (n - hits) / n + z**2 / 4)
-    return middle - half, middle + half
 
 
 def figures(verdicts: NDArray[np.bool_]) -> dict[str, dict[str, list[float]]]:

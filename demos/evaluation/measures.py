@@ -5,11 +5,14 @@
     shares(maps, masks)             how much of each map is on each mask
     rank_correlation(a, b)          Spearman's, with ties
     interval(values, groups)        95 % of a mean, by resampling groups (Efron 1979)
+    wilson(hits, n)                 95 % of a share
 
 Maps are float ``[maps, rows, cols]``, masks bool of the same shape.
 """
 
 from __future__ import annotations
+
+import math
 
 import numpy as np
 import torch
@@ -119,3 +122,11 @@ def interval(
     means = sums[drawn].sum(1) / counts[drawn].sum(1)
     low, high = np.percentile(means, [2.5, 97.5])
     return float(values.mean()), float(low), float(high)
+
+
+def wilson(hits: int, n: int) -> tuple[float, float]:
+    """Return the 95 % interval of a share (Wilson 1927)."""
+    z = 1.959964
+    middle = (hits + z**2 / 2) / (n + z**2)
+    half = z / (n + z**2) * math.sqrt(hits * (n - hits) / n + z**2 / 4)
+    return middle - half, middle + half

@@ -26,7 +26,7 @@ from .output import TYPED
 
 # Panels of a command's help, in order. An option in none is the command's own and comes first.
 _PANELS = {
-    "Image": ("seed", "candidates", "decide_at", *CALL),
+    "Image": ("seed", "candidates", "decide_at", "at_once", *CALL),
     "Heatmaps": ("preset", "refine", "ask", "causal", "keep", "negative_maps"),
     "Output": ("folder", "force", "json_", "quiet"),
     "Model": ("model", "device", "dtype", "lora", "scheduler"),

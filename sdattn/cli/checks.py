@@ -98,7 +98,7 @@ def _said(error: SdattnError | typer.BadParameter) -> str:
 
 _WITH_OPTION = {  # names that --set refuses: options of the commands and of generate()
     *("prompt", "pipe", "seed", "words", "capture_options", "preset", "refine", "ask", "causal"),
-    *("spots", "max_bytes", "candidates", "decide_at"),
+    *("spots", "max_bytes", "candidates", "decide_at", "at_once"),
     *CALL,
 }
 

@@ -28,6 +28,13 @@ def is_hooked(model: nn.Module) -> bool:
     return any(isinstance(vars(one).get(_REDUCE), _WithoutHooks) for one in model.modules())
 
 
+def has_other_hooks(module: nn.Module) -> bool:
+    """Check whether a module has forward hooks that are not such."""
+    held = vars(module).get(_REDUCE)
+    ours = held.ids if isinstance(held, _WithoutHooks) else set[int]()
+    return not ours.issuperset((*module._forward_pre_hooks, *module._forward_hooks))
+
+
 def _kept_out(module: nn.Module, handle: Any) -> Callable[[], None]:
     if hasattr(type(module), "__deepcopy__"):  # torch.fx's and scripted modules copy in their way
         return partial(handle.remove)

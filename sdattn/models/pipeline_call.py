@@ -42,7 +42,7 @@ MEANT = {
 # Options of generate() and others, which a misspelt name may mean
 _CALLERS = (
     *("seed", "words", "preset", "refine", "ask", "causal", "spots", "capture_options"),
-    *("max_bytes", "candidates", "decide_at"),
+    *("max_bytes", "candidates", "decide_at", "at_once"),
 )
 _BYTES_A_PIXEL = 3 * 4  # of the image that the autoencoder makes, RGB in float32
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
 
 from ..errors import OptionError
+from ..follow.first_calls import FirstCalls
 from ..follow.run_part import RunPart
 from ..keep.keep import Steps
 from ..maps.heatmaps import Heatmaps
@@ -20,9 +22,10 @@ from .run import Run
 from .sampling import draw, make_maps, sample
 
 CALLBACK = "callback_on_step_end"
+IMAGES = "num_images_per_prompt"
 
 
-def check_candidates(order: Order, decide_at: float) -> None:
+def check_candidates(order: Order, decide_at: float, at_once: bool) -> None:
     """Raise ValueError for a run that cannot choose its seed by the first steps."""
     if len(order.seeds) != 1:
         text = "they are for one image of one prompt. Call `generate()` once for each."
@@ -30,6 +33,11 @@ def check_candidates(order: Order, decide_at: float) -> None:
     if order.options.get("latents") is not None:
         text = "they differ in their noise, and `latents` sets it. Leave one of them out."
         raise OptionError("candidates", "with latents", text)
+    if at_once and (decide_at == 1 or IMAGES not in order.facts.options):
+        text = f"a {order.facts.name} has no {IMAGES}. Leave it out."
+        if decide_at == 1:
+            text = "it is for the steps before `decide_at`. Leave one of them out."
+        raise OptionError("at_once", at_once, text)
     if decide_at == 1:
         return
     if CALLBACK not in order.facts.options:
@@ -42,36 +50,59 @@ def check_candidates(order: Order, decide_at: float) -> None:
 
 
 def best_of(
-    order: Order, seeds: Sequence[int], decide_at: float, words: Sequence[str] | None
+    order: Order,
+    seeds: Sequence[int],
+    decide_at: float,
+    at_once: bool,
+    words: Sequence[str] | None,
 ) -> Run:
-    """Return the run of the seed whose maps have the highest :meth:`sdattn.Heatmaps.score`.
+    """Return the run of the seed whose maps have the highest :meth:`sdattn.Heatmaps.score`; of
+    equal ones the first.
 
-    Each seed is drawn for the share ``decide_at`` of the steps and judged by the last of them; then
-    the best one is drawn from its first step, so that the image is the one of its seed alone. With
-    1.0 each is drawn once, whole.
+    Each seed is drawn for the share ``decide_at`` of the steps, alone or ``at_once`` with the
+    others, and judged by the last of them. Then the best one is drawn, and its first calls are
+    given back if they were made for it alone and nothing is kept of them. With 1.0 each is drawn
+    once, whole.
     """
-    judged: list[Candidate] = []
+    alone = [replace(order, seeds=[seed]) for seed in seeds]
+    scores = list[float]()
+    begun: FirstCalls | None = None
     best: Run | None = None
-    for seed in seeds:
-        one = replace(order, seeds=[seed])
-        if decide_at < 1:
-            score = early_heatmaps(one, decide_at).score(words)
-        else:
+    if at_once:
+        together = {**order.options, IMAGES: len(seeds)}
+        every = early_heatmaps(replace(order, seeds=list(seeds), options=together), decide_at)
+        scores = [heatmaps.score(words) for heatmaps in every]
+    for one in alone[len(scores) :]:
+        run, first = None, FirstCalls(order.facts.denoiser)
+        if decide_at == 1:
             run = sample(one)
-            score = run[0].heatmaps.score(words)
-            if all(score > other.score for other in judged):
-                best = run
-        judged.append(Candidate(seed, score))
-    ranked = tuple(sorted(judged, key=lambda one: -one.score))  # of equal ones the first
-    best = best or sample(replace(order, seeds=[ranked[0].seed]))
+            heatmaps = run[0].heatmaps
+        else:
+            with first.recorded() if needs_none(order, decide_at) else nullcontext():
+                [heatmaps] = early_heatmaps(one, decide_at)
+        scores.append(heatmaps.score(words))
+        if scores.index(max(scores)) == len(scores) - 1:
+            begun, best = first, run
+    if best is None:
+        with nullcontext() if begun is None else begun.given_back():
+            best = sample(alone[scores.index(max(scores))])
+    judged = map(Candidate, seeds, scores)
+    ranked = tuple(sorted(judged, key=lambda one: -one.score))
     settings = replace(best[0].settings, candidates=ranked, decide_at=decide_at)
     best.image_runs = [replace(best[0], settings=settings)]
     return best
 
 
-def early_heatmaps(order: Order, until: float) -> Heatmaps:
-    """Return the heatmaps of a run's last step up to the share ``until`` of its steps, after which
-    it is stopped and not decoded. The layout forms in these steps: a mean over them says less."""
+def needs_none(order: Order, until: float) -> bool:
+    """Check that a run keeps nothing of its steps up to the share ``until``."""
+    part = order.keep.steps.part
+    return part is not None and until < part.first and not order.may_stop
+
+
+def early_heatmaps(order: Order, until: float) -> list[Heatmaps]:
+    """Return each image's heatmaps of a run's last step up to the share ``until`` of its steps,
+    after which it is stopped and not decoded. The layout forms in these steps: a mean over them
+    says less."""
     part = RunPart.of(until)
     theirs = order.options.get(CALLBACK)
 
@@ -92,4 +123,4 @@ def early_heatmaps(order: Order, until: float) -> Heatmaps:
         may_stop=False,
     )
     drawn = draw(early, watch(early), {})
-    return make_maps(early, drawn.stores).heatmaps[0]
+    return make_maps(early, drawn.stores).heatmaps

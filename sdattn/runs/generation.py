@@ -34,7 +34,8 @@ def generate(
     causal: bool = False,
     spots: bool = False,
     candidates: int = 1,
-    decide_at: float = 0.3,
+    decide_at: float = 0.4,
+    at_once: bool = False,
     capture_options: Options | None = None,
     max_bytes: int | None = None,
     **options: Any,
@@ -69,12 +70,17 @@ def generate(
             the highest :meth:`sdattn.Heatmaps.score` (of ``words``, if given). The image is
             bit for bit the one of this seed alone. ``run.candidates`` has all scores. For one image
             of one prompt.
-        decide_at: share of the steps by which candidates are judged; then they are stopped and the
-            best is drawn from its first step, ``candidates * decide_at + 1`` times the steps of one
-            image. With 1.0 all are drawn whole, once.
+        decide_at: share of the steps by which candidates are judged, one after another; then they
+            are stopped and the best goes on, for ``candidates * decide_at + 1 - decide_at`` times
+            the steps of one image. It is drawn again from its first step (one image more, less the
+            share) if a step before is kept, a callback may stop the run, or foreign hooks or
+            processors are in the model. With 1.0 all are drawn whole, once.
+        at_once: draw the candidates up to ``decide_at`` in one batch, in as much more memory; the
+            best is drawn again from its first step.
         capture_options: options for :func:`sdattn.capture`, e.g. ``{"layers": ("mid", "up")}``.
             With ``{"branch": "both"}`` the negative prompt gets heatmaps too. A run of images whose
-            maps of each step take at most 16 MB keeps each step, unless ``steps`` is chosen.
+            maps of each step take at most 16 MB keeps each step, unless ``steps`` or the seed is
+            chosen.
         max_bytes: bytes that the maps of each text, and of ``spots``, may take while the pipeline
             runs. A run whose maps would take more is refused before its first step. Default: no
             limit.
@@ -121,12 +127,12 @@ def generate(
         max_bytes=max_bytes,
         videos=not causal,
     )
-    if "steps" not in (capture_options or {}):
+    if "steps" not in (capture_options or {}) and (not seeds or decide_at == 1):
         order = keep_small_steps(order)
     plans = _causal_plans(order) if causal else []
     if seeds:
-        check_candidates(order, decide_at)
-        run = best_of(order, seeds, decide_at, words)
+        check_candidates(order, decide_at, at_once)
+        run = best_of(order, seeds, decide_at, at_once, words)
         plans = [replace(plan, seed=run.candidates[0].seed) for plan in plans]
     else:
         run = sample(order)
