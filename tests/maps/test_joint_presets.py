@@ -11,7 +11,7 @@ from helpers.transformer_rows import flux, sd3
 from sdattn import PRESETS, capture, generate, heatmaps
 from sdattn.maps.aggregation import read_by, rescaled, sharpened
 from sdattn.maps.layermaps import LayerMap, LayerMaps
-from sdattn.prompts.tokens import Prompt
+from sdattn.prompts.tokens import Prompt, read_pieces
 
 PROMPT = "a red cat on the turquoise sofa"
 STEPS = {"num_inference_steps": 9, "max_sequence_length": 32, "height": 128, "width": 128}
@@ -39,7 +39,7 @@ def test_seg4diff_is_the_mean_of_a_words_columns_in_one_block_and_step():
         )
 
 
-@pytest.mark.parametrize(("depth", "name"), [(9 / 24, "9"), (0.0, "0"), (0.999, "23")])
+@pytest.mark.parametrize(("depth", "name"), [(9 / 24, "9"), (0.4, "9"), (0.0, "0"), (0.999, "23")])
 def test_a_depth_is_a_part_of_the_way_through_the_blocks(depth, name):
     ones = torch.ones(1, 2, 2, 3)
     layers = {str(i): LayerMap("double", 0, 1, ones) for i in range(24)}
@@ -63,6 +63,15 @@ def test_rescaled_is_a_multiple_of_what_the_start_or_end_token_gets(make, sink):
             found[word].values.double(), wanted[..., columns].sum(-1), atol=1e-6, rtol=1e-4
         )
     assert found.preset.unit == "attention as a multiple of the start token's"
+
+
+@pytest.mark.parametrize(
+    ("pieces", "sink"),
+    [(["<sos>", "cat", "<eos>"], 0), (["<eos>", "<sos>", "cat"], 1), (["cat", "<eos>"], 1)],
+)
+def test_maps_are_divided_by_the_start_tokens_or_else_by_the_end_tokens(pieces, sink):
+    maps = torch.tensor([2.0, 3.0, 5.0][: len(pieces)]).expand(2, 2, -1)
+    torch.testing.assert_close(rescaled(maps, read_pieces(pieces)), maps / [2, 3, 5][sink])
 
 
 def test_a_text_without_start_and_end_cannot_be_rescaled():
