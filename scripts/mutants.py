@@ -33,7 +33,7 @@ KINDS = re.compile(  # plausible ones; most others, + to <<, crash at once
     "|Mod_FloorDiv|Pow_Mul|Bit(And|Or|Xor)_Bit(And|Or))$"
 )
 MOST_SECONDS = 300
-PYTEST = "-m pytest -q --tb=no -pno:cacheprovider -ofaulthandler_timeout=90".split()
+PYTEST = ["-m", "pytest", "-q", "--tb=no", "-pno:cacheprovider", "-ofaulthandler_timeout=90"]
 PYTEST += ["-ofaulthandler_exit_on_timeout=true", "-m", "not slow or chosen", "@tests.args"]
 NOTE = """import functools, os
 @functools.cache

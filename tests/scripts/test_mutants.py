@@ -21,7 +21,7 @@ def total(given: int | None, more: int) -> int:
 TESTS = {
     "keep/test_sums": "from sdattn.keep.sums import total\n\ndef test(): assert total(1, 2) == 3\n",
     "keep/test_blind": "def test(): pass\n",
-    "keep/test_broken": "from sdattn.keep.sums import total\n\ndef test(): assert total(1, 2) > 3\n",
+    "keep/test_broken": "def test(): assert False\n",
 }
 
 
