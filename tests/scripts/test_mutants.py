@@ -18,10 +18,11 @@ def total(given: int | None, more: int) -> int:
         raise ValueError(f"{more + 1}")
     return given + more
 '''
+IMPORT = "from sdattn.keep.sums import total\n\n"
 TESTS = {
-    "keep/test_sums": "from sdattn.keep.sums import total\n\ndef test(): assert total(1, 2) == 3\n",
+    "keep/test_sums": f"{IMPORT}def test(): assert total(1, 2) == 3\n",
     "keep/test_blind": "def test(): pass\n",
-    "keep/test_broken": "def test(): assert False\n",
+    "keep/test_broken": f"{IMPORT}def test(): assert total(1, 2) > 3\n",
 }
 
 
