@@ -49,6 +49,10 @@ class Mutant(NamedTuple):
     code: str  # the whole file, with the fault
     change: str  # as equivalent_mutants.txt names it
 
+    @property
+    def room(self) -> str:
+        return self.path.split("/")[1]
+
 
 @cache
 def places(source: str) -> list[tuple[int, str, int]]:
@@ -147,7 +151,7 @@ def choose_tests(root: Path, mutants: list[Mutant], *options: str) -> list[list[
         entered[int(number)].add(re.sub(r"::.*\(setup\)| \(\w+\)$", "", test))
     chosen = []
     for one, tests in zip(mutants, entered, strict=True):
-        own = f"tests/{one.path.split('/')[1]}"
+        own = f"tests/{one.room}"
         order = sorted(tests - {"", *broken}, key=lambda test: (not test.startswith(own), test))
         if (ROOT / own).exists():
             order.insert(0 if order == ["tests"] else len(order), own)
@@ -177,25 +181,22 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--date", default=str(datetime.date.today()), help="seed of the draw")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
     options = parser.parse_args(arguments)
-    known = EQUIVALENT.read_text("utf-8").splitlines()
-    reasons = dict(line.rsplit("  # ", 1) for line in known if "  # " in line)
+    known = EQUIVALENT.read_text("utf-8")
     drawn = draw(options.date, options.sample)
-    mutants = [one for one in drawn if one.change not in reasons]
+    fared = Counter((one.room, "equivalent") for one in drawn if f"{one.change}  # " in known)
+    mutants = [one for one in drawn if f"{one.change}  # " not in known]
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(options.processes) as pool:
         tests = choose_tests(copied(folder), mutants, f"-n{options.processes}", "--dist=worksteal")
-        finders = []
         for one, finder in zip(mutants, pool.map(found_by, mutants, tests), strict=True):
-            finders.append(finder)
+            fared[one.room, "killed" if finder else "survived"] += 1
             print(finder or "SURVIVED", f"line {one.line}", one.change, sep="  ", flush=True)
-    rooms = {one.path.split("/")[1] for one in drawn}
+    for (_, how), number in list(fared.items()):
+        fared["all", how] += number
     is_low = False
-    for room in ("", *sorted(rooms)):
-        pairs = zip(mutants, finders, strict=True)
-        own = Counter(bool(by) for one, by in pairs if one.path.startswith(f"sdattn/{room}"))
-        equivalent = sum(one.path.startswith(f"sdattn/{room}") for one in drawn) - own.total()
-        said = f"{own[True]} killed, {own[False]} survived, {equivalent} equivalent"
-        print(f"{room or 'all':10} {said}")
-        is_low |= own[True] < (0.7 if room else 0.85) * own.total()
+    for room in ("all", *sorted({one.room for one in drawn})):
+        killed, survived = fared[room, "killed"], fared[room, "survived"]
+        print(f"{room:10} {killed=} {survived=} equivalent={fared[room, 'equivalent']}")
+        is_low |= killed < (0.85 if room == "all" else 0.7) * (killed + survived)
     return int(is_low)
 
 
