@@ -193,8 +193,9 @@ def test_without_losses_or_length_it_is_the_plain_run():
         assert torch.equal(run[0].heatmaps.maps, plain[0].heatmaps.maps)
         assert bool(run[0].settings.options_left_out) == (losses is satisfied)
     of_one = partial(guide, pipe, PROMPT, seed=7, **options)
-    enough = of_one(lambda heatmaps: 0.25 + LOSS(heatmaps) - LOSS(heatmaps).detach(), enough=0.25)
-    assert np.array_equal(pixels(enough), pixels(plain))
+    # a loss of exactly ``enough``, with a gradient
+    of_enough = of_one(lambda maps: 0.25 + (LOSS(maps) - LOSS(maps).detach()), enough=0.25)
+    assert np.array_equal(pixels(of_enough), pixels(plain))
     guided = of_one(LOSS)  # one loss needs no list
     assert "losses" in guided[0].settings.options_left_out
 
