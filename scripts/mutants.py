@@ -64,10 +64,10 @@ def places(source: str) -> list[tuple[int, str, int]]:
     for node in ast.walk(ast.parse(source)):
         left_out += filter(None, (getattr(node, name, 0) for name in ("annotation", "returns")))
     spans = [((a.lineno, a.col_offset), (a.end_lineno, a.end_col_offset)) for a in left_out]
+    nodes = list(ast_nodes(get_ast(source)))
     found = []
     for name in filter(KINDS.search, operator_names()):
         operator = get_operator(name)()
-        nodes = ast_nodes(get_ast(source))
         starts = [start for node in nodes for start, _ in operator.mutation_positions(node)]
         for number, at in enumerate(starts):
             if not any(begin <= at < end for begin, end in spans):
