@@ -47,6 +47,25 @@ def test_images_of_one_run_have_a_folder_each(tmp_path):
     assert {name.split("/")[0] for name in names} == {"a-cat-0-0", "a-cat-0-1"}
 
 
+class OneByte(RecentRuns):
+    """A run's file has one byte."""
+
+    def write(self, run, key):
+        (self.folder / key).mkdir()
+        (self.folder / key / "a.zip").write_bytes(b"a")
+        return run
+
+
+def test_the_oldest_go_first(tmp_path):
+    kept = OneByte(tmp_path, most=3)
+    keys = [kept.keep(number) for number in range(5)]
+    assert [run for _, run in kept.known(keys)] == [2, 3, 4]
+    assert {path.name for path in tmp_path.iterdir()} == set(keys[2:])
+    kept.most = 0
+    keys.append(kept.keep(5))
+    assert [run for _, run in kept.known(keys)] == [5]
+
+
 @pytest.mark.slow
 def test_the_oldest_go_when_there_is_no_room_and_the_last_stays(tmp_path):
     run = generate(make_pipeline(), "a cat", **SMALL)

@@ -12,9 +12,12 @@ import pytest
 from helpers.command_lines import said
 from helpers.demo_words import OTHER, PROMPT, THING
 from helpers.tiers import tiered
+from helpers.video_runs import disc_run
 from PIL import Image
 
 from sdattn import generate, load_run
+from sdattn.cli.show import _load
+from sdattn.runs.folder import save_run
 
 BEGINS = {
     "pdf": rb"%PDF-1\.\d",
@@ -268,3 +271,15 @@ def test_what_is_drawn_into_the_run_has_the_runs_own_numbers(invoke, folders, tm
     assert (run / "report.html").read_text() == "mine"
     assert invoke("show", run, "--force")[0] == 0
     assert (run / "report.html").read_text() != "mine"
+
+
+def test_frames_count_from_1_to_the_last(invoke, tmp_path):
+    run = disc_run(frames=5)
+    save_run(tmp_path / "run", run)
+    there = load_run(tmp_path / "run").video
+    for number in (1, 5):
+        shown = _load(tmp_path / "run", None, number).image
+        assert np.array_equal(shown, there[number - 1])
+    for number, told in ((0, "greater than or equal to 1"), (6, "has 5 frames, 1 to 5")):
+        code, _, err = invoke("show", tmp_path / "run", "--frame", number, "--figure", "words")
+        assert code == 2 and told in said(err)

@@ -3,6 +3,7 @@
 import copy
 import warnings
 from contextlib import nullcontext
+from functools import partial
 
 import numpy as np
 import pytest
@@ -191,7 +192,11 @@ def test_without_losses_or_length_it_is_the_plain_run():
         assert np.array_equal(pixels(run), pixels(plain))
         assert torch.equal(run[0].heatmaps.maps, plain[0].heatmaps.maps)
         assert bool(run[0].settings.options_left_out) == (losses is satisfied)
-    guided = guide(pipe, PROMPT, LOSS, seed=7, **options)  # one loss needs no list
+    of_one = partial(guide, pipe, PROMPT, seed=7, **options)
+    # a loss of exactly ``enough``, with a gradient
+    of_enough = of_one(lambda maps: 0.25 + (LOSS(maps) - LOSS(maps).detach()), enough=0.25)
+    assert np.array_equal(pixels(of_enough), pixels(plain))
+    guided = of_one(LOSS)  # one loss needs no list
     assert "losses" in guided[0].settings.options_left_out
 
 

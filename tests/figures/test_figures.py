@@ -378,6 +378,13 @@ def test_a_resolution_that_cannot_be_is_refused(tmp_path):
 # Runs compared
 
 
+def test_runs_that_share_a_seed_are_numbered():
+    one = random_run(["cat"])
+    again, other = (replace(one, settings=replace(one.settings, seed=seed)) for seed in (0, 2))
+    shown = panels(figure(one, "compare", others=[again, other]))
+    assert [axes.get_ylabel() for axes in shown[::2]] == ["run 1", "run 2", "run 3"]
+
+
 def test_runs_are_compared_row_by_row_on_one_scale():
     one, other = random_run(["cat", "dog"]), random_run(["cat", "owl"])
     other = replace(other, settings=replace(other.settings, seed=7))

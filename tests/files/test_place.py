@@ -119,7 +119,19 @@ def test_a_write_that_fails_leaves_nothing(tmp_path, monkeypatch):
     assert os.listdir(tmp_path / "run") == ["a"] and place.read("a") == b"before"
 
 
-def test_in_a_storage_the_last_file_comes_last(quick):
+def test_a_folder_that_cannot_get_its_name_is_told_if_none_is_there(tmp_path, monkeypatch):
+    def refuse(*_):
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(os, "rename", refuse)
+    with pytest.raises(OSError, match="run") as raised:
+        Place(tmp_path / "run").publish_folder("a", FILES, last="run.json")
+    assert raised.value.errno == errno.EACCES
+    assert os.listdir(tmp_path / "run") == []
+
+
+@pytest.mark.parametrize("last", FILES)
+def test_in_a_storage_the_last_file_comes_last(quick, last):
     with empty("memory://bucket/run") as root:
         order = []
 
@@ -129,8 +141,8 @@ def test_in_a_storage_the_last_file_comes_last(quick):
 
         place = Place(str(root))
         place.root = faulty(root, pipe_file=note)
-        place.publish_folder("shards/000000/a-1b2c3d", FILES, last="run.json")
-        assert [path.rpartition("/")[2] for path in order][-1] == "run.json"
+        place.publish_folder("shards/000000/a-1b2c3d", FILES, last=last)
+        assert len(order) == len(FILES) and order[-1].endswith(f"a-1b2c3d/{last}")
 
 
 def test_a_folder_of_something_else_is_refused(tmp_path):

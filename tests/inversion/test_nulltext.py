@@ -79,10 +79,14 @@ def test_each_step_starts_where_the_last_ended_at_a_lower_rate_and_keeps_its_bes
     assert (apart[:2] < 1e-4).all()
 
 
-@pytest.mark.parametrize(("rate", "nearest"), [(1.0, 0.1), (0.09, 0.01)])
-def test_the_best_state_is_kept_and_not_the_last(rate, nearest):
-    """Adam's first step is as long as its rate; it goes past the target, far or near."""
+@pytest.mark.parametrize(
+    ("rate", "steps", "nearest"),
+    [(1.0, 3, 0.1), (0.09, 3, 0.01), (0.01, 0, 0.1), (0.01, 1, 0.09)],
+)
+def test_the_best_state_is_kept_be_it_the_first_or_the_last(rate, steps, nearest):
+    """Adam's first step is as long as its rate; it goes past the target, far or near. Steps that
+    only come nearer count to the last."""
     state = torch.full((1, 2, 3), 0.1)
-    found = _descend(lambda one: one, torch.zeros(1, 2, 3), state, 3, rate)
+    found = _descend(lambda one: one, torch.zeros(1, 2, 3), state, steps, rate)
     torch.testing.assert_close(found, torch.full((1, 2, 3), nearest), atol=1e-4, rtol=0)
     assert not found.requires_grad

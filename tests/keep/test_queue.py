@@ -139,14 +139,15 @@ def test_layers_that_a_cache_skips_are_left_out_of_their_group(unet, groups, ste
     assert groups == [5, 5, 5, *([4] * (skipped == 1)), 5, 5, 5, 5, 5]
 
 
-def written(unet, names, after):
-    """Have something write into the queries of these layers once they have run, as rotary
-    embeddings in place would, from the ``after``-th call on."""
+def written(unet, names, after, projection="to_q"):
+    """Have something write into the queries of these layers, or their keys, once they have run, as
+    rotary embeddings in place would, from the ``after``-th call on."""
     for name in names:
         layer = unet.get_submodule(name)
         layer.numbers = []
         seen = []
-        layer.to_q.register_forward_hook(lambda _m, _a, out, seen=seen: seen.append(out))
+        given = getattr(layer, projection)
+        given.register_forward_hook(lambda _m, _a, out, seen=seen: seen.append(out))
 
         def spoil(_module, _args, _out, seen=seen):
             if len(seen) > after:
@@ -155,8 +156,9 @@ def written(unet, names, after):
         layer.register_forward_hook(spoil)
 
 
-def test_layers_whose_queries_are_written_into_are_computed_at_once(unet, groups):
-    written(unet, [UP], after=0)
+@pytest.mark.parametrize("projection", ["to_q", "to_k"])
+def test_layers_that_are_written_into_are_computed_at_once(unet, groups, projection):
+    written(unet, [UP], 0, projection)
     store, record = watched(unet)
     right = expected(unet, record[UP], UP)
     torch.testing.assert_close(store.maps[UP].flatten(1, 2).double(), right, atol=1e-6, rtol=0)
@@ -180,8 +182,9 @@ def test_a_layer_is_watched_when_it_first_waits(unet):
     torch.testing.assert_close(store.maps[UP].flatten(1, 2).double(), right, atol=1e-6, rtol=0)
 
 
-def test_a_query_that_is_written_into_later_is_said_when_maps_are_read(unet):
-    written(unet, [UP], after=1)
+@pytest.mark.parametrize("projection", ["to_q", "to_k"])
+def test_what_is_written_into_later_is_said_when_maps_are_read(unet, projection):
+    written(unet, [UP], 1, projection)
     store, record = watched(unet)
     with pytest.raises(CaptureError, match=rf"wrote into the query or key of {UP}.*layers="):
         store.maps[UP]

@@ -56,6 +56,20 @@ def test_a_text_encoder_s_lora_loads_beside_the_unet_s(load):
     assert load(held).get_list_adapters() == {"unet": ["lora_0"], "text_encoder": ["lora_0"]}
 
 
+def test_each_lora_has_the_scale_that_was_asked_for(whole_model, tmp_path):
+    asked = {"one": 0.5, "two": 3.0, "same": 0.25}
+    for name in asked:
+        save_file(pair(), tmp_path / f"{name}.safetensors")
+    files = [f"{tmp_path / name}.safetensors:{scale}" for name, scale in asked.items()]
+    pipe = load_pipeline(whole_model, device="cpu", lora=files)
+    layer = pipe.unet.get_submodule(LAYER)
+    x = torch.randn(1, 3, 8, generator=torch.Generator().manual_seed(1))
+    down, up = pair().values()
+    expected = layer.base_layer(x) + sum(asked.values()) * x @ down.T @ up.T
+    torch.testing.assert_close(layer(x), expected)
+    assert [layer.scaling[f"lora_{number}"] for number in range(3)] == [*asked.values()]
+
+
 @pytest.mark.slow
 def test_what_peft_writes_of_its_own_configuration_is_let_in(load):
     from peft import LoraConfig

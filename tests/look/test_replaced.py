@@ -149,14 +149,15 @@ def test_a_processor_that_does_not_call_it_is_captured(replaced):
     assert_same(found, expected)
 
 
+@pytest.mark.parametrize("wrong", [(1,), (2,)], ids=["middle", "last"])
 @pytest.mark.parametrize("kind", KINDS)
 @torch.no_grad()
-def test_one_that_begins_later_is_refused_at_the_end(kind, replaced):
+def test_one_that_is_wrong_in_a_later_pass_is_refused_at_the_end(kind, wrong, replaced):
     model, given = KINDS[kind]()
     passes = []
 
     def later(*args, **options):
-        return (forgets if len(passes) > 1 else explicit)(*args, **options)
+        return (forgets if len(passes) in wrong else explicit)(*args, **options)
 
     replaced(later)
     with pytest.raises(CaptureError, match=r"\.later, whose"), capture(model):

@@ -11,7 +11,7 @@ from helpers.transformer_rows import flux, sd3
 from sdattn import PRESETS, capture, generate, heatmaps
 from sdattn.maps.aggregation import read_by, rescaled, sharpened
 from sdattn.maps.layermaps import LayerMap, LayerMaps
-from sdattn.prompts.tokens import Prompt
+from sdattn.prompts.tokens import Prompt, read_pieces
 
 PROMPT = "a red cat on the turquoise sofa"
 STEPS = {"num_inference_steps": 9, "max_sequence_length": 32, "height": 128, "width": 128}
@@ -63,6 +63,15 @@ def test_rescaled_is_a_multiple_of_what_the_start_or_end_token_gets(make, sink):
             found[word].values.double(), wanted[..., columns].sum(-1), atol=1e-6, rtol=1e-4
         )
     assert found.preset.unit == "attention as a multiple of the start token's"
+
+
+@pytest.mark.parametrize(
+    ("pieces", "sink"),
+    [(["<sos>", "cat", "<eos>"], 0), (["<eos>", "<sos>", "cat"], 1), (["cat", "<eos>"], 1)],
+)
+def test_maps_are_divided_by_the_start_tokens_or_else_by_the_end_tokens(pieces, sink):
+    maps = torch.tensor([2.0, 3.0, 5.0][: len(pieces)]).expand(2, 2, -1)
+    torch.testing.assert_close(rescaled(maps, read_pieces(pieces)), maps / [2, 3, 5][sink])
 
 
 def test_a_text_without_start_and_end_cannot_be_rescaled():

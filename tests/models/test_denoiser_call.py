@@ -1,6 +1,7 @@
 """A call of the denoiser: its arguments, and which parts of it torch.compile has been at."""
 
 import inspect
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from sdattn.models.denoiser_call import (
     arguments,
     compiled_parts,
     grid_of_ids,
+    grid_of_patches,
     is_compiled,
     unwrapped,
 )
@@ -113,3 +115,12 @@ def test_the_grid_of_ids_is_that_of_the_image_that_is_made(batched):
     assert grid_of_ids(None, given, made=1) == (4, 2)
     with pytest.raises(ValueError, match="do not form a grid"):
         grid_of_ids(None, {"img_ids": ids[1:]})
+
+
+@pytest.mark.parametrize("frames", [4, 5, 7])
+def test_a_grid_has_the_patches_that_a_convolution_makes_of_any_number_of_frames(frames):
+    """As Wan's and HunyuanVideo's models cut their latents; a frame left over is in no patch."""
+    latent = torch.zeros(1, 2, frames, 6, 9)
+    patches = torch.nn.Conv3d(2, 1, kernel_size=(2, 2, 3), stride=(2, 2, 3))(latent)
+    model = SimpleNamespace(config=SimpleNamespace(patch_size=(2, 2, 3)))
+    assert grid_of_patches(model, {"hidden_states": latent}) == patches.shape[2:]

@@ -362,6 +362,15 @@ def test_pieces_are_joined_to_words_by_any_tokenizers_marks(pieces):
     assert [token.special for token in prompt.tokens] == [pieces[0], "", "", "", "", pieces[-1]]
 
 
+@pytest.mark.parametrize(
+    "pieces", [["▁um", "<x>", "▁cat"], ["um", "<x>", "cat</w>"], ["um", "<x>", "cat", "##s"]]
+)
+def test_a_special_piece_ends_the_word_before_it(pieces):
+    first, second = read_pieces(pieces).words
+    assert (first.text, first.columns) == ("um", (0,))
+    assert second.text in ("cat", "cats") and second.columns == tuple(range(2, len(pieces)))
+
+
 def test_pieces_without_marks_are_words_each():
     assert read_pieces(["a", "red", "", "cat"]).find("cat") == [(3,)]
     with pytest.raises(ValueError, match="is empty"):

@@ -18,6 +18,7 @@ from torch.nn.modules.module import _has_any_global_hook
 import sdattn
 from sdattn.errors import CaptureError, RunError
 from sdattn.follow.passes import CaptureWarning
+from sdattn.unknown.multi_head import _added
 
 ROWS, COLS, T = 4, 6, 7
 SCALE = (WIDTH // HEADS) ** -0.5
@@ -569,6 +570,13 @@ def test_torchs_attention_with_the_sequence_first():
     )
     x, context = (one.transpose(0, 1) for one in model.given)
     assert_shown(store, "attn", softmax64(by_heads(x @ wq.T + bq), by_heads(context @ wk.T + bk)))
+
+
+def test_masks_of_as_many_images_as_heads_are_of_their_own_image_and_head():
+    query, mask = torch.zeros(2, 2, 3, 4), torch.randn(2 * 2, 3, T)  # torch's order: image, head
+    found = _added(query, mask, None)
+    for i, j in ((0, 0), (0, 1), (1, 0), (1, 1)):
+        assert torch.equal(found[i, j], mask[2 * i + j])
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,8 @@ from torch.nn.functional import scaled_dot_product_attention
 from torch.overrides import TorchFunctionMode
 
 import sdattn
+from sdattn.unknown.dry_run import Tokens
+from sdattn.unknown.inspection import _differing
 
 T = 7
 
@@ -283,3 +285,12 @@ def test_a_call_without_a_text_that_its_name_gives_away():
     assert sdattn.inspect_attention(model, *call, text="c").proposal.grid == (4, 6)
     with pytest.raises(ValueError, match="a tensor or a list of some"):
         sdattn.inspect_attention(model, *call, text="y")
+
+
+@pytest.mark.parametrize("scale", [1e-8, 1.0, 1e8])
+def test_tokens_differ_by_more_than_the_rounding_of_their_own_size(scale):
+    """Queries may be very small or very large: only the ratio to the largest counts."""
+    one = torch.tensor([[1.0], [0.5], [-0.5]]) * scale
+    other = one * torch.tensor([[1.0], [1.001], [1 + 1e-6]])
+    found = _differing(Tokens(None, queries=one, keys=other), Tokens(None, queries=other, keys=one))
+    assert found == ([False, True, False],) * 2

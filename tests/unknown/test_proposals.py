@@ -32,6 +32,7 @@ from torch import nn
 import sdattn
 from sdattn.errors import CaptureError, RunError
 from sdattn.unknown.dry_run import another_text
+from sdattn.unknown.proposal import InspectedCall, _text
 
 
 def made(kind):
@@ -305,3 +306,17 @@ def test_text_and_image_in_one_tuple_are_told_apart():
     both = text(2), noise(2, CELLS, WIDTH)
     _, proposal = inspected(forward, both, text=both[0])
     assert proposal.text == slice(0, T) and proposal.layers is None
+
+
+@pytest.mark.parametrize("of_layers", ["abb", "bab", "bba", "abcb"])
+def test_the_text_is_where_it_is_in_most_layers(of_layers):
+    """Four of twelve keys come last in most, and the slice counts from the end."""
+    places = {"a": slice(0, 4), "b": slice(8, 12), "c": slice(4, 8)}
+    calls = []
+    for each in of_layers:
+        calls.append(InspectedCall(each, "", 1, 2, 12, 12, False, "joint", places[each], None, 8))
+    unsure = []
+    assert _text(calls, torch.zeros(1, 4, 8), "text", unsure) == slice(-4, None)
+    assert unsure == [
+        f"the text is at {len(set(of_layers))} places, and this is the one of most layers"
+    ]
