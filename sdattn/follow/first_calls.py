@@ -22,7 +22,7 @@ Forward = Callable[..., Any]
 
 
 class _Given(NamedTuple):
-    """What a call is told from another by."""
+    """The parts of a call by which it is told from another."""
 
     sample: Tensor
     timestep: float
