@@ -180,8 +180,9 @@ def test_a_layer_is_watched_when_it_first_waits(unet):
     torch.testing.assert_close(store.maps[UP].flatten(1, 2).double(), right, atol=1e-6, rtol=0)
 
 
-def test_a_query_that_is_written_into_later_is_said_when_maps_are_read(unet):
-    written(unet, [UP], after=1)
+@pytest.mark.parametrize("after", [1, 2], ids=["second", "last"])  # of three passes
+def test_a_query_that_is_written_into_later_is_said_when_maps_are_read(unet, after):
+    written(unet, [UP], after)
     store, record = watched(unet)
     with pytest.raises(CaptureError, match=rf"wrote into the query or key of {UP}.*layers="):
         store.maps[UP]
