@@ -1,9 +1,10 @@
 """Microseconds that capture adds to a watched layer where nothing is to be computed: its Python.
 
-An SD 1.5-shaped UNet of a tiny width runs on a latent of 8x8, so that torch's own operations are as
-short as they can be. Each of its layers that see the text is called again and again, watched and
-not in turn, inside a pass of the model; the least of all rounds is taken, in the thread's own time,
-so that a machine that has other work to do tells the same.
+A UNet of SD 1.5's structure and of tiny widths runs on a latent of 8x8, so that torch's own
+operations are as short as they can be. Each of its layers that see the text is called again and
+again, watched and not in turn, inside a pass of the model; the least of all rounds is taken, in the
+thread's own time, so that a machine that has other work to do tells the same. Whole calls, of this
+UNet and of the demo's, are compared in pairs, one of them watched, one soon after the other.
 
     python -m scripts.benchmarks.bench_python
     python -m scripts.benchmarks.bench_python --profile     where the time of watched calls goes
@@ -30,8 +31,9 @@ from sdattn.models.denoiser_call import innermost
 from .models import Bench, make_bench, stable_diffusion
 
 ROUNDS, CALLS = 15, 10
-BLOCKS, BLOCK = 20, 9  # calls of the demo, watched and not in turn
-WIDTH, HEADS = 32, 8
+PAIRS, BLOCK = 80, 5  # of calls; so many run without a change, of which the first is left out
+WIDTHS, HEADS = (32, 64, 128, 128), 8
+TEXT = WIDTHS[0]
 
 
 def main() -> None:
@@ -47,8 +49,9 @@ def main() -> None:
     demo = make_bench("demo", 1, "cpu", torch.float32, whole=True)
     calls = demo_calls(demo)
     print(f"the demo's call: {calls[0]:,} calls of functions, watched {calls[1] - calls[0]:,} more")
-    plain, watched = demo_milliseconds(demo)
-    print(f"the demo's call: {plain:.1f} ms, watched {watched:.1f} ms, {watched / plain:.3f} of it")
+    compare_calls("the demo's call", demo.pipe, demo.call)
+    given = inputs()
+    compare_calls("the UNet's call", pipe_of(unet), lambda: unet(*given))
     if options.profile:
         profile(unet)
 
@@ -76,25 +79,32 @@ def demo_calls(demo: Bench) -> tuple[int, int]:
 
 
 @torch.no_grad()
-def demo_milliseconds(demo: Bench) -> tuple[float, float]:
-    """Return the medians of the demo's UNet call, without and with every step watched, in turn."""
+def compare_calls(name: str, pipe: Any, call: Callable[[], object]) -> None:
+    """Print the medians of a call, alone and with every step watched, and of what the two of a pair
+    are to each other."""
 
     def calls() -> list[float]:
-        return [timed(demo.call, 1) / 1e6 for _ in range(BLOCK)][1:]
+        return [timed(call, 1) / 1e6 for _ in range(BLOCK)][1:]
 
-    plain, watched = list[float](), list[float]()
-    for _ in range(BLOCKS):
-        plain += calls()
-        with sdattn.capture(demo.pipe, guidance="batch"):
-            watched += calls()  # the first, left out, reads what it was given
-    return statistics.median(plain), statistics.median(watched)
+    pairs: list[tuple[float, float]] = []
+    while len(pairs) < PAIRS:
+        alone = calls()
+        with sdattn.capture(pipe, guidance="batch"):
+            pairs += zip(alone, calls(), strict=True)  # the first, left out, reads its inputs
+    plain, watched = (statistics.median(times) for times in zip(*pairs, strict=True))
+    ratio = statistics.median(watched / plain for plain, watched in pairs)
+    print(f"{name}: {plain:.1f} ms, watched {watched:.1f} ms; in pairs {ratio:.3f} of it")
 
 
 def tiny_unet() -> Any:
     torch.manual_seed(0)
-    widths = (WIDTH,) * 4
-    parts = {"cross_attention_dim": WIDTH, "attention_head_dim": HEADS, "norm_num_groups": 8}
-    return UNet2DConditionModel(sample_size=8, block_out_channels=widths, **parts).eval()
+    parts = {"cross_attention_dim": TEXT, "attention_head_dim": HEADS, "norm_num_groups": 8}
+    return UNet2DConditionModel(sample_size=8, block_out_channels=WIDTHS, **parts).eval()
+
+
+def inputs() -> tuple[Tensor, int, Tensor]:
+    """Sample, timestep and text of a call of the tiny UNet."""
+    return torch.randn(2, 4, 8, 8), 500, torch.randn(2, 77, TEXT)
 
 
 @torch.no_grad()
@@ -107,8 +117,7 @@ def in_pass(unet: Any, work: Callable[[Any, Callable[[], Any]], None], name: str
         work(module, lambda: module.forward(*args, **kwargs))
 
     hook = layer.register_forward_pre_hook(before, with_kwargs=True)
-    sample, text = torch.randn(2, 4, 8, 8), torch.randn(2, 77, WIDTH)
-    unet(sample, 500, text)
+    unet(*inputs())
 
 
 def names(unet: Any) -> list[str]:

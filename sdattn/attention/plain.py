@@ -128,6 +128,6 @@ def _over_heads(probs: Tensor) -> Tensor:
 
 def _folded(x: Tensor, heads: slice, dtype: torch.dtype) -> Tensor:
     x = x if heads.stop - heads.start == x.shape[1] else x[:, heads]
-    if x.shape[0] > 1:
+    if x.shape[0] > 1 and x.dtype != dtype:  # one copy, not two
         x = x.to(dtype, memory_format=torch.contiguous_format)
     return x.flatten(0, 1).to(dtype)

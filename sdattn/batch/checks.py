@@ -139,8 +139,9 @@ class Checks:
         if size is not None:
             check_explained(self.pipe, size, **given)
             return given
-        choice = {name: given.pop(name) for name in CHOICE if name in given}
-        found = checked_options(self.pipe, given, videos=True)
+        choice = {name: given[name] for name in CHOICE if name in given}
+        others = {name: value for name, value in given.items() if name not in choice}
+        found = checked_options(self.pipe, others, videos=True)
         if (made := images_a_prompt(self.pipe, found)) != 1:
             raise InvalidValueError(
                 f"A {type(self.pipe).__name__} makes {made} per item, but an item is one image or "

@@ -66,7 +66,7 @@ class Receiver(Protocol):
     def add_now(self, part: LayerPart, attended: HeadSums) -> None: ...
 
 
-@dataclass
+@dataclass(slots=True, eq=False)
 class _Entry:
     """One call of a layer: where it is added, and the versions and memory of its query and key."""
 
@@ -142,9 +142,9 @@ class Queue:
             elif entry.is_added:
                 layer_sum.is_trusted = True
             else:
-                shape = call.query.shape, call.key.shape, call.heads
-                kind = call.query.dtype, call.query.device, repr(entry.rows)
-                groups[shape, kind, entry.part.columns].append(entry)
+                query = call.query
+                kind = query.shape, call.key.shape, call.heads, query.dtype, query.device
+                groups[kind, id(entry.rows), entry.part.columns].append(entry)
         try:
             with own_arithmetic():
                 for entries in groups.values():
@@ -165,9 +165,10 @@ class Queue:
         for number, entry in enumerate(waiting):
             for start, end in entry.memory:
                 parts.append((start, end, number))
+        parts.sort()
         shared = set()
         furthest = -1  # the call whose memory goes furthest so far
-        for start, end, number in sorted(parts):
+        for start, end, number in parts:
             if not self._ends or start >= self._ends[-1]:
                 self._starts.append(start)
                 self._ends.append(end)

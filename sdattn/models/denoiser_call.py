@@ -252,7 +252,7 @@ def _wrappings(model: Any) -> list[Any]:
     found = [model]
     while isinstance(found[-1], nn.Module):
         inner = _original(found[-1])
-        parts = list(found[-1].children())
+        parts = {*found[-1]._modules.values()} - {None}  # children() takes its time
         forward = getattr(type(found[-1]), "forward", None)  # a scripted module's is not to be had
         if inner is None and len(parts) == 1 and forward is not None and _hands_on(forward):
             (inner,) = parts

@@ -182,9 +182,10 @@ def test_a_layer_is_watched_when_it_first_waits(unet):
     torch.testing.assert_close(store.maps[UP].flatten(1, 2).double(), right, atol=1e-6, rtol=0)
 
 
+@pytest.mark.parametrize("after", [1, 2], ids=["second", "last"])  # of three passes
 @pytest.mark.parametrize("projection", ["to_q", "to_k"])
-def test_what_is_written_into_later_is_said_when_maps_are_read(unet, projection):
-    written(unet, [UP], 1, projection)
+def test_what_is_written_into_later_is_said_when_maps_are_read(unet, projection, after):
+    written(unet, [UP], after, projection)
     store, record = watched(unet)
     with pytest.raises(CaptureError, match=rf"wrote into the query or key of {UP}.*layers="):
         store.maps[UP]

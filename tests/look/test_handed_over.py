@@ -10,6 +10,8 @@ from torch.nn import functional
 from sdattn import CaptureError, capture
 from sdattn.look.sources import handed_over, see
 
+TIMES = 900, 700, 500, 100
+PASSES = pytest.mark.parametrize("number", [1, 2, 3], ids=["second", "third", "last"])
 MID = "mid_block.attentions.0.transformer_blocks.0.attn2"
 
 
@@ -46,30 +48,40 @@ def of_normed(layer, hidden, text):
     return scores.softmax(-1)
 
 
+@PASSES
 @pytest.mark.parametrize("change", [nothing, masked, normed])
 @torch.no_grad()
-def test_what_changes_after_two_passes_is_in_the_map(tiny_unet, change):
+def test_what_changes_in_a_later_pass_is_in_the_map(tiny_unet, change, number):
     layer = tiny_unet.get_submodule(MID)
-    with capture(tiny_unet, steps="last") as store:
-        call(tiny_unet, 900)
+    _, before = record_inputs(tiny_unet)
+    with capture(tiny_unet) as store:
+        call(tiny_unet, TIMES[0])
         assert layer.processor.see is see  # the first pass knows nothing yet
-        call(tiny_unet, 500)
-        assert layer.processor.see is handed_over
+        for time in TIMES[1:number]:
+            call(tiny_unet, time)
         change(layer)
-        _, record = record_inputs(tiny_unet)
-        call(tiny_unet, 100)
-    hidden, text, mask = record[MID][0]
-    assert (mask is not None) == (change is masked)
+        _, after = record_inputs(tiny_unet)
+        for time in TIMES[number:]:
+            call(tiny_unet, time)
+        assert layer.processor.see is (see if change is normed else handed_over)
     of_layer = of_normed if change is normed else oracle
-    right = of_layer(layer, hidden, text, *([mask] if change is masked else []))
+    right = [oracle(layer, *given) for given in before[MID][:number]]
+    for hidden, text, mask in after[MID]:
+        assert (mask is not None) == (change is masked)
+        right.append(of_layer(layer, hidden, text, *([mask] if change is masked else [])))
+    assert len(right) == len(TIMES)
     found = store.maps[MID].flatten(1, 2).double()
-    torch.testing.assert_close(found, right.mean(1), atol=1e-6, rtol=0)
+    torch.testing.assert_close(found, torch.stack(right).mean((0, 2)), atol=1e-6, rtol=0)
     if change is not nothing:
-        assert (found - oracle(layer, hidden, text).mean(1)).abs().max() > 1e-5
+        unchanged = torch.stack([oracle(layer, *given) for given in before[MID]])
+        assert (found - unchanged.mean((0, 2))).abs().max() > 1e-5
 
 
+@PASSES
 @torch.no_grad()
-def test_a_kernel_that_is_replaced_in_the_middle_of_a_pass_is_refused(tiny_unet, monkeypatch):
+def test_a_kernel_that_is_replaced_in_the_middle_of_a_pass_is_refused(
+    tiny_unet, monkeypatch, number
+):
     def forgets(query, key, value, attn_mask=None, **_):
         probs = (query @ key.mT * query.shape[-1] ** -0.5).softmax(-1).clone()
         probs[..., 2:4] = 0
@@ -79,23 +91,26 @@ def test_a_kernel_that_is_replaced_in_the_middle_of_a_pass_is_refused(tiny_unet,
         monkeypatch.setattr(functional, "scaled_dot_product_attention", forgets)
 
     with pytest.raises(CaptureError, match=r"forgets, whose"), capture(tiny_unet):
-        call(tiny_unet, 900)
-        call(tiny_unet, 500)
+        for time in TIMES[:number]:
+            call(tiny_unet, time)
         tiny_unet.mid_block.register_forward_pre_hook(put)
-        call(tiny_unet, 100)
+        for time in TIMES[number:]:
+            call(tiny_unet, time)
 
 
+@PASSES
 @torch.no_grad()
-def test_a_projection_that_is_replaced_in_the_middle_of_a_pass_is_refused(tiny_unet):
+def test_a_projection_that_is_replaced_in_the_middle_of_a_pass_is_refused(tiny_unet, number):
     layer = tiny_unet.get_submodule(MID)
     with pytest.raises(RuntimeError, match="did not call the layer's own to_q and to_k"):
         with capture(tiny_unet):
-            call(tiny_unet, 900)
-            call(tiny_unet, 500)
+            for time in TIMES[:number]:
+                call(tiny_unet, time)
             tiny_unet.mid_block.register_forward_pre_hook(
                 lambda *_: setattr(layer, "to_k", nn.Linear(32, layer.inner_dim))
             )
-            call(tiny_unet, 100)
+            for time in TIMES[number:]:
+                call(tiny_unet, time)
 
 
 def test_a_call_with_a_graph_is_computed_at_once(tiny_unet):
