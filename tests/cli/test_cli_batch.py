@@ -17,7 +17,7 @@ from helpers.tiers import tiered
 
 from sdattn.batch.request import Outcome, Request
 from sdattn.cli import options
-from sdattn.cli.batch import _REQUEST
+from sdattn.cli.batch import _CHOICE, _REQUEST
 from sdattn.cli.options import LOADING
 from sdattn.errors import DeniedError, InvalidValueError
 
@@ -43,6 +43,8 @@ def test_what_the_command_line_is_given_is_asked_of_the_run(invoke, asked):
 def test_every_field_of_a_request_has_its_option_and_its_default():
     held = {field.name: field for field in fields(Request)}
     named = {**_REQUEST, **options.MODEL}
+    for name in _CHOICE:
+        del named[name]  # options of the call, with its defaults
     of_others = {"source", "out", "options", "preset", "progress", "loading"}
     assert named.keys() - LOADING.keys() == held.keys() - of_others
     for name in named.keys() & held.keys():

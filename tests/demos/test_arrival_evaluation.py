@@ -58,7 +58,7 @@ def test_maps_that_show_all_choose_as_the_checker_does():
     assert told["prompts"] == 8
     assert told["1"]["random"][0] == pytest.approx(right.mean())
     assert told["2"]["judge"][0] == pytest.approx(right.any(1).mean())
-    for share, price in (("0.2", 1.4), ("0.3", 1.6), ("0.5", 2.0), ("1.0", 2.0)):
+    for share, price in (("0.2", 1.2), ("0.3", 1.3), ("0.5", 1.5), ("1.0", 2.0)):
         assert told["2"][share]["score"][0] == pytest.approx(right.any(1).mean())
         assert told["2"][share]["price"] == price
 

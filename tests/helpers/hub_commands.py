@@ -155,6 +155,8 @@ def _wait(pid: int) -> dict[str, Any]:
 def _run(arguments: list[str], variables: dict[str, str], disk: str) -> None:
     """Run a command in this process, and end it."""
     signal.alarm(_LIMIT)
+    # whoever runs the tests in the background may have had it ignored
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     os.environ.update(variables)
     _import_again(variables)
     _shorten_waits()
