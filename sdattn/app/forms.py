@@ -159,6 +159,16 @@ def changes_of(pipe: Any, shown: Any, settings_of: Callable[[str], RunSettings])
     yield Form("place", partial(tasks.place, settings_of), fields, starts)
 
 
+def remedies_of(shown: Any, settings_of: Callable[[str], RunSettings]) -> Iterator[Form]:
+    """Yield the forms of the bar that opens when a word of the result is missing, see page.js: more
+    seeds, and more attention to these words. ``shown`` is as for :func:`changes_of`."""
+    with gradio.Row(elem_id="remedy"):
+        seeds = _button("best", f"Best of {tasks.SEEDS} seeds")
+        excited = _button("excite", "More attention to what is missing")
+    for name, make, button in (("best", tasks.best_of, seeds), ("excite", tasks.excite, excited)):
+        yield Form(name, partial(make, settings_of), {"run": shown}, [button.click])
+
+
 def _explaining(pipe: Any, example: RecentRun) -> Form:
     photo = gradio.Image(label="Photo", sources=["upload", "clipboard"], buttons=[], height=220)
     caption = gradio.Textbox(label="Caption", info="What the photo shows.", lines=1, max_lines=4)

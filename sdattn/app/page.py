@@ -12,7 +12,7 @@ from ..loading.pipelines import load_pipeline
 from ..maps.notebook import framed
 from ..models.demos import demo_of
 from ..runs.generation import generate
-from .forms import PRIVATE, Form, changes_of, examples_of, forms_of, show_examples
+from .forms import PRIVATE, Form, changes_of, examples_of, forms_of, remedies_of, show_examples
 from .live import Live
 from .recent_runs import RecentRun, RecentRuns, own_folder
 from .server import check_address, import_gradio, launch_settings
@@ -64,9 +64,11 @@ def build_app(pipe: Any, kept: RecentRuns, example: RecentRun) -> Any:
                 forms = [*forms_of(pipe, example)]
             with gradio.Column(elem_id="shown"):
                 view, stop = _view(example)
-                forms += changes_of(
-                    pipe, view[-1], lambda key: kept.settings(key) if key else example.settings
+                of_shown = (
+                    view[-1],
+                    lambda key: kept.settings(key) if key else example.settings,
                 )
+                forms += [*remedies_of(*of_shown), *changes_of(pipe, *of_shown)]
             with gradio.Column(elem_id="more"):
                 show_examples(pipe, forms[0])
                 gallery = gradio.Gallery(
