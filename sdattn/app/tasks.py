@@ -63,8 +63,11 @@ def place(settings_of: SettingsOf, pipe: Any, asked: dict[str, Any]) -> Run:
 
 
 def best_of(settings_of: SettingsOf, pipe: Any, asked: dict[str, Any]) -> Run:
-    """Draw the prompt of the run that is shown from the best of its seed and the next ones."""
+    """Draw the prompt of the run that is shown from the best of its seed and the next ones; if it
+    was chosen from several, from the best of those after them."""
     prompt, options = _of_shown(settings_of, asked)
+    if tried := settings_of(asked["run"]).candidates:
+        options["seed"] = max(one.seed for one in tried) + 1
     return generation.generate(pipe, prompt, candidates=SEEDS, **options)
 
 
