@@ -159,13 +159,13 @@ def changes_of(pipe: Any, shown: Any, settings_of: Callable[[str], RunSettings])
     yield Form("place", partial(tasks.place, settings_of), fields, starts)
 
 
-def remedies_of(shown: Any, settings_of: Callable[[str], RunSettings]) -> Iterator[Form]:
-    """Yield the forms of the bar that opens when a word of the result is missing, see page.js: more
+def remedies_of(row: Any, shown: Any, settings_of: Callable[[str], RunSettings]) -> Iterator[Form]:
+    """Yield the forms in the row that opens when a word of the result is missing, see page.js: more
     seeds, and more attention to these words. ``shown`` is as for :func:`changes_of`."""
-    with gradio.Row(elem_id="remedy"):
-        seeds = _button("best", f"Best of {tasks.SEEDS} seeds")
-        excited = _button("excite", "More attention to what is missing")
-    for name, make, button in (("best", tasks.best_of, seeds), ("excite", tasks.excite, excited)):
+    texts = {"best": f"Best of {tasks.SEEDS} seeds", "excite": "More attention to what is missing"}
+    for name, make in (("best", tasks.best_of), ("excite", tasks.excite)):
+        with row, _button_row(name):
+            button = gradio.Button(texts[name], size="sm", min_width=100)
         yield Form(name, partial(make, settings_of), {"run": shown}, [button.click])
 
 

@@ -409,7 +409,7 @@ def test_a_word_of_the_result_is_swapped_there_or_put_into_a_box(open_app):
 def test_a_prompt_whose_words_did_not_arrive_is_drawn_again_from_several_seeds(
     open_app, served_folder, width
 ):
-    page = open_app(width)
+    page = open_app(width, has_touch=width < 1000)
     best = page.get_by_role("button", name="Best of 4 seeds")
     shown(page, EXAMPLE)
     assert not best.is_visible()
