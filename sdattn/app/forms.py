@@ -159,6 +159,16 @@ def changes_of(pipe: Any, shown: Any, settings_of: Callable[[str], RunSettings])
     yield Form("place", partial(tasks.place, settings_of), fields, starts)
 
 
+def remedies_of(row: Any, shown: Any, settings_of: Callable[[str], RunSettings]) -> Iterator[Form]:
+    """Yield the forms in the row that opens when a word of the result is missing, see page.js: more
+    seeds, and more attention to these words. ``shown`` is as for :func:`changes_of`."""
+    texts = {"best": f"Best of {tasks.SEEDS} seeds", "excite": "More attention to what is missing"}
+    for name, make in (("best", tasks.best_of), ("excite", tasks.excite)):
+        with row, _button_row(name):
+            button = gradio.Button(texts[name], size="sm", min_width=100)
+        yield Form(name, partial(make, settings_of), {"run": shown}, [button.click])
+
+
 def _explaining(pipe: Any, example: RecentRun) -> Form:
     photo = gradio.Image(label="Photo", sources=["upload", "clipboard"], buttons=[], height=220)
     caption = gradio.Textbox(label="Caption", info="What the photo shows.", lines=1, max_lines=4)

@@ -175,10 +175,10 @@ def _progress_of(
     waits for any more."""
     from gradio.context import LocalContext
 
-    calls = 0
+    calls, begun = 0, None
 
     def count(*_: Any) -> None:
-        nonlocal calls
+        nonlocal calls, begun
         # Gone if this thread's job was stopped or its page closed, so that the queue dropped it.
         event = LocalContext.event_id.get(None)
         jobs = list[Any]()
@@ -188,7 +188,9 @@ def _progress_of(
             raise RunError("The page that asked for this image was closed, or Stop was pressed.")
         number = len(pipe.scheduler.timesteps)
         phase = phase_of(pipe).capitalize()
-        step = calls % number + 1  # further images are drawn after the first, without words
+        if begun is not pipe.scheduler.timesteps:  # also after one that ended early
+            calls, begun = 0, pipe.scheduler.timesteps
+        step = calls % number + 1
         calls += 1
         progress(step / number, desc=f"{phase}: step {step} of {number}")
 

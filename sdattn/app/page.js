@@ -5,6 +5,8 @@ addEventListener("message", ({ source, data }) => {
   for (const frame of frames()) {
     if (frame.contentWindow !== source) continue;
     if (data?.sdattnHeight > 0) frame.style.height = `${Math.min(data.sdattnHeight, 20000)}px`;
+    if (typeof data?.sdattnLacks === "boolean")
+      document.getElementById("remedy").classList.toggle("open", data.sdattnLacks);
     if (typeof data?.sdattnWord === "string") change(data.sdattnWord);
     if (Array.isArray(data?.sdattnBox)) {
       put("box", data.sdattnBox.map((side) => Number(side).toFixed(2)).join(" "));

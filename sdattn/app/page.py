@@ -12,7 +12,7 @@ from ..loading.pipelines import load_pipeline
 from ..maps.notebook import framed
 from ..models.demos import demo_of
 from ..runs.generation import generate
-from .forms import PRIVATE, Form, changes_of, examples_of, forms_of, show_examples
+from .forms import PRIVATE, Form, changes_of, examples_of, forms_of, remedies_of, show_examples
 from .live import Live
 from .recent_runs import RecentRun, RecentRuns, own_folder
 from .server import check_address, import_gradio, launch_settings
@@ -63,10 +63,12 @@ def build_app(pipe: Any, kept: RecentRuns, example: RecentRun) -> Any:
             with gradio.Column(elem_id="forms"), gradio.Tabs():
                 forms = [*forms_of(pipe, example)]
             with gradio.Column(elem_id="shown"):
-                view, stop = _view(example)
-                forms += changes_of(
-                    pipe, view[-1], lambda key: kept.settings(key) if key else example.settings
+                view, stop, remedy = _view(example)
+                of_shown = (
+                    view[-1],
+                    lambda key: kept.settings(key) if key else example.settings,
                 )
+                forms += [*remedies_of(remedy, *of_shown), *changes_of(pipe, *of_shown)]
             with gradio.Column(elem_id="more"):
                 show_examples(pipe, forms[0])
                 gallery = gradio.Gallery(
@@ -126,15 +128,16 @@ def _stopped() -> list[Any]:
     return ["Stopped. No image is being drawn for this page.", gradio.Button(interactive=False)]
 
 
-def _view(example: RecentRun) -> tuple[list[Any], Any]:
-    """Return the components that :func:`sdattn.app.live.view_of` fills, with the example, and
-    Stop."""
+def _view(example: RecentRun) -> tuple[list[Any], Any, Any]:
+    """Return the components that :func:`sdattn.app.live.view_of` fills, with the example, Stop, and
+    the row of :func:`remedies_of`."""
     with gradio.Row():
         status = gradio.HTML(escape(example.title), min_height=40, elem_id="status")
         stop = gradio.Button("Stop", size="sm", scale=0, min_width=80, interactive=False)
         save = partial(gradio.DownloadButton, size="sm", scale=0, min_width=130)
         html = save("Save the page", value=str(example.page))
         archive = save("Save the run (zip)", value=str(example.archive))
+    remedy = gradio.Row(elem_id="remedy")
     choice = gradio.Radio([], show_label=False, container=False, visible=False)
     page = gradio.HTML(framed(example.page.read_bytes()), elem_id="result")
-    return [status, choice, page, html, archive, gradio.State("")], stop
+    return [status, choice, page, html, archive, gradio.State("")], stop, remedy

@@ -16,6 +16,7 @@ from ..keep.keep import Steps
 from ..maps.heatmaps import Heatmaps
 from ..maps.requirements import known_steps
 from ..models.pipeline import Pipeline
+from ..models.pipeline_call import named_bar
 from .info import Candidate
 from .preparing import Order, watch
 from .run import Run
@@ -122,5 +123,6 @@ def early_heatmaps(order: Order, until: float) -> list[Heatmaps]:
         spots=False,
         may_stop=False,
     )
-    drawn = draw(early, watch(early), {})
+    with named_bar(order.facts.pipe, f"trying seed {', '.join(map(str, order.seeds))}"):
+        drawn = draw(early, watch(early), {})
     return make_maps(early, drawn.stores).heatmaps

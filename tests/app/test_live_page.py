@@ -3,6 +3,7 @@
 import http.client
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -23,18 +24,28 @@ pytestmark = [
 ]
 
 
-# The command, which says of each call of a UNet that there was one, and how many hooks it has.
+# The command, which says of each call of a UNet that there was one, and how many hooks it has. No
+# word arrives where a prompt has "moon".
 COUNTED = """
 import sys
+from dataclasses import replace
 from diffusers import UNet2DConditionModel
 from torch.nn.modules.module import register_module_forward_pre_hook
-from sdattn import cli
+from sdattn import ImageRun, cli
+from sdattn.maps.arrival import calibration_of
+
+found, never = ImageRun.missing, replace(calibration_of("demo"), lead=1e9)
+
+def missing(run, words=None):
+    lost = "moon" in run.settings.prompt
+    return run.heatmaps.missing(words, calibration=never) if lost else found(run, words)
 
 def count(model, _):
     if isinstance(model, UNet2DConditionModel):
         print("pass", len(model._forward_pre_hooks), flush=True)
 
 register_module_forward_pre_hook(count)
+ImageRun.missing = missing
 sys.argv = ["sdattn", "app", "--port", sys.argv[1], "--device", "cpu"]
 cli.main()
 """
@@ -392,6 +403,43 @@ def test_a_word_of_the_result_is_swapped_there_or_put_into_a_box(open_app):
     wait_for(page, f"() => {field}.value === '0.02 0.02 0.52 0.52'")
     frame.locator("dl").filter(has_text="num_inference_steps").first.wait_for()
     page.get_by_role("button", name="Thumbnail 3 of 3").wait_for()
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_a_prompt_whose_words_did_not_arrive_is_drawn_again_from_several_seeds(
+    open_app, served_folder, width
+):
+    page = open_app(width, has_touch=width < 1000)
+    best = page.get_by_role("button", name="Best of 4 seeds")
+    shown(page, EXAMPLE)
+    assert not best.is_visible()
+    say(page, "an owl and a moon", Steps="4", Seed="5")
+    page.get_by_role("button", name="Draw", exact=True).click()
+    frame = shown(page, "an owl and a moon")
+    best.wait_for()
+    assert "“owl” probably did not arrive" in frame.locator("#missing").inner_text()
+    assert page.evaluate(OVERFLOWS)[1] is False
+    if width > 1000:
+        assert [one for one in faults_for_people(page) if not one.startswith(OF_GRADIO)] == []
+    page.get_by_role("button", name="Thumbnail 1 of 1").wait_for()
+    before = len(lines_of(served_folder))
+    for seeds in ((5, 6, 7, 8), (9, 10, 11, 12)):
+        best.click()
+        told = frame.get_by_text("Best of 4 seeds").filter(has_text=f"seed {seeds[-1]} ")
+        told.wait_for()
+        scores = [float(one) for one in re.findall(r"seed \d+ (-?\d+\.\d+)", told.inner_text())]
+        assert scores == sorted(scores, reverse=True) and len(scores) == 4
+        assert all(f"seed {seed} " in told.inner_text() for seed in seeds)
+    page.get_by_role("button", name="Thumbnail 3 of 3").wait_for()
+    assert len(lines_of(served_folder)) - before < 2 * 4 * 4  # not all were drawn whole
+    page.get_by_role("button", name="More attention").click()
+    page.get_by_role("button", name="Thumbnail 4 of 4").wait_for()
+    assert frame.get_by_text("Best of 4 seeds").count() == 0
+
+    say(page, "a cat")
+    page.get_by_role("button", name="Draw", exact=True).click()
+    shown(page, "a cat")
+    best.wait_for(state="hidden")
 
 
 def test_on_a_phone_the_image_is_on_the_first_screen(open_app):

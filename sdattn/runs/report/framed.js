@@ -4,7 +4,6 @@ if (parent !== window) {
   const tell = (message) => parent.postMessage(message, "*");
   for (const button of document.querySelectorAll("#prompt .word"))
     button.addEventListener("click", () => tell({ sdattnWord: button.textContent }));
-  tell({ sdattnMissing: document.querySelector(".word.missing") !== null });
   const box = Object.assign(document.createElement("span"), { id: "box", hidden: true });
   let from = null, image = null;
   addEventListener("message", ({ source, data }) => {

@@ -30,7 +30,8 @@ const $ = (id) => document.getElementById(id);
 }
 if (parent !== window) { // in a frame, which may follow the page's height, and say what it scrolled
   const root = document.documentElement, height = () => Math.ceil(root.getBoundingClientRect().height);
-  const tell = () => parent.postMessage({ sdattnHeight: height() }, "*");
+  const lacks = document.querySelector(".arrived.drawn") !== null; // a word, and can be drawn again
+  const tell = () => parent.postMessage({ sdattnHeight: height(), sdattnLacks: lacks }, "*");
   root.classList.add("framed");
   // 1vh would grow with the frame, and a frame without layout has height 0
   root.style.setProperty("--screen", `${Math.min(820, screen.availHeight || 820)}px`);
