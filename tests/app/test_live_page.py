@@ -202,6 +202,10 @@ def test_enter_draws_examples_draw_and_the_last_runs_come_again(open_app, addres
 OF_GRADIO = "image-redundant-alt: <img src="
 
 
+def own_faults(page):
+    return [fault for fault in faults_for_people(page) if not fault.startswith(OF_GRADIO)]
+
+
 @pytest.mark.parametrize(
     ("width", "scheme"),
     tiered([(390, "dark"), (1280, "light"), (768, "dark")], quick=0),
@@ -227,7 +231,7 @@ def test_nothing_keeps_people_from_using_it(open_app, width, scheme):
     for tab in ("Photo", "Edit"):
         page.get_by_role("tab", name=tab).click()
         page.get_by_role("button", name="Explain" if tab == "Photo" else tab).wait_for()
-        assert [f for f in faults_for_people(page) if not f.startswith(OF_GRADIO)] == []
+        assert own_faults(page) == []
     assert frame.locator("#prompt").bounding_box()["height"] > 20
     word = frame.locator(".word").filter(has_text="red")
     before = word.get_attribute("aria-pressed")  # strong words are pinned when it opens
@@ -379,7 +383,7 @@ def test_a_word_of_the_result_is_swapped_there_or_put_into_a_box(open_app):
     other = page.get_by_label("Other word")
     other.fill("dog")
     assert page.get_by_label("Word", exact=True).input_value() == "cat"
-    assert faults_for_people(page) == []
+    assert own_faults(page) == []
     page.get_by_role("button", name="Swap").click()
     edited = shown(page, "a dog left of a pizza")
     assert "seed 3" in page.locator("#status").inner_text()
@@ -420,7 +424,7 @@ def test_a_prompt_whose_words_did_not_arrive_is_drawn_again_from_several_seeds(
     assert "“owl” probably did not arrive" in frame.locator("#missing").inner_text()
     assert page.evaluate(OVERFLOWS)[1] is False
     if width > 1000:
-        assert [one for one in faults_for_people(page) if not one.startswith(OF_GRADIO)] == []
+        assert own_faults(page) == []
     page.get_by_role("button", name="Thumbnail 1 of 1").wait_for()
     before = len(lines_of(served_folder))
     for seeds in ((5, 6, 7, 8), (9, 10, 11, 12)):
@@ -490,7 +494,7 @@ def test_what_cannot_be_drawn_is_said_and_not_on_the_server(open_app, served_fol
         for button in ("Draw", "Stop"):
             page.get_by_role("button", name=button).click(trial=True, force=button == "Stop")
         field.fill("64" if name == "Width" else "a cat" if name == "Prompt" else "1")
-    assert faults_for_people(page) == []
+    assert own_faults(page) == []
     draw.click()
     shown(page, "a cat")
     assert page.locator("#error").count() == 0

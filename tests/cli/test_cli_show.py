@@ -281,5 +281,6 @@ def test_frames_count_from_1_to_the_last(invoke, tmp_path):
         shown = _load(tmp_path / "run", None, number).image
         assert np.array_equal(shown, there[number - 1])
     for number, told in ((0, "greater than or equal to 1"), (6, "has 5 frames, 1 to 5")):
-        code, _, err = invoke("show", tmp_path / "run", "--frame", number, "--figure", "words")
+        of_words = ("--figure", "words", "-o", "words.pdf")
+        code, _, err = invoke("show", tmp_path / "run", "--frame", number, *of_words)
         assert code == 2 and told in said(err)
