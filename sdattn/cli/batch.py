@@ -34,10 +34,16 @@ _LAUNCHED = {  # what launchers set: torchrun and accelerate launch, and Ray for
     "TORCHELASTIC_RUN_ID",
     "RAY_JOB_CONFIG_JSON_ENV_VAR",
 }
-_CHOICE = ("candidates", "decide_at")  # of the seed: defaults of items, as the call's options
 _PARTS = ("image", "video", "overlays", "grid", "maps", "masks", "report")
 
-
+_CHOICE = {  # of each item's seed
+    "candidates": option(
+        int, min=1, help="Try this many seeds per item and draw the one that shows the most words."
+    ),
+    "decide_at": option(
+        float, "--decide-at", min=0, max=1, help="Share of the steps by which they are judged."
+    ),
+}
 _REQUEST = {  # by their names in Request
     "photos": option(
         str,
@@ -46,12 +52,6 @@ _REQUEST = {  # by their names in Request
         "NAME.txt, a table with a column of images, or a data set.",
     ),
     "seed": option(int, default=0, help="Seed of the first prompt; each later line adds 1."),
-    "candidates": option(
-        int, min=1, help="Try this many seeds per item and draw the one that shows the most words."
-    ),
-    "decide_at": option(
-        float, "--decide-at", min=0, max=1, help="Share of the steps by which they are judged."
-    ),
     "batch_size": option(int, min=1, help="Items drawn together (default: 8 images or 1 video)."),
     "shard_items": option(
         int, min=1, help="Items in a shard, the unit of work (default: up to 100)."
@@ -127,6 +127,7 @@ def batch(
         Path | None, typer.Option("--out", "-o", help="The run's folder, or s3://BUCKET/RUN.")
     ] = None,
     request: Annotated[options.Given, options.Group(_REQUEST)],
+    choice: Annotated[options.Given, options.Group(_CHOICE)],
     call: options.Call,
     maps: options.Maps,
     loaded: options.Loaded,
@@ -186,8 +187,7 @@ def batch(
     if folder is None and not dry_run:
         raise typer.BadParameter("Pass --out RUN.")
     checks = Checks()
-    given = checks.call(call)
-    given |= {name: request.pop(name) for name in _CHOICE if name in request}
+    given = checks.call(call) | choice
     checks.refuse()
     if "torch" not in sys.modules and not output.quiet:
         say(f"loading torch and diffusers, then the model {loaded.get('model', 'demo')}")

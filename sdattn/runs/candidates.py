@@ -34,10 +34,11 @@ def check_candidates(order: Order, decide_at: float, at_once: bool) -> None:
     if order.options.get("latents") is not None:
         text = "they differ in their noise, and `latents` sets it. Leave one of them out."
         raise OptionError("candidates", "with latents", text)
-    if at_once and (decide_at == 1 or IMAGES not in order.facts.options):
+    if at_once and decide_at == 1:
+        text = "it is for the steps before `decide_at`. Leave one of them out."
+        raise OptionError("at_once", at_once, text)
+    if at_once and IMAGES not in order.facts.options:
         text = f"a {order.facts.name} has no {IMAGES}. Leave it out."
-        if decide_at == 1:
-            text = "it is for the steps before `decide_at`. Leave one of them out."
         raise OptionError("at_once", at_once, text)
     if decide_at == 1:
         return

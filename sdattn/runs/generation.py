@@ -72,9 +72,9 @@ def generate(
             of one prompt.
         decide_at: share of the steps by which candidates are judged, one after another; then they
             are stopped and the best goes on, for ``candidates * decide_at + 1 - decide_at`` times
-            the steps of one image. It is drawn again from its first step (one image more, less the
-            share) if a step before is kept, a callback may stop the run, or foreign hooks or
-            processors are in the model. With 1.0 all are drawn whole, once.
+            the steps of one image. The model runs for its first steps again, ``candidates *
+            decide_at + 1`` times in all, if one of them is kept, a callback may stop the run, or
+            foreign hooks or processors are in the model. With 1.0 all are drawn whole, once.
         at_once: draw the candidates up to ``decide_at`` in one batch, in as much more memory; the
             best is drawn again from its first step.
         capture_options: options for :func:`sdattn.capture`, e.g. ``{"layers": ("mid", "up")}``.

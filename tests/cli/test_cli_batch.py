@@ -17,7 +17,7 @@ from helpers.tiers import tiered
 
 from sdattn.batch.request import Outcome, Request
 from sdattn.cli import options
-from sdattn.cli.batch import _CHOICE, _REQUEST
+from sdattn.cli.batch import _REQUEST
 from sdattn.cli.options import LOADING
 from sdattn.errors import DeniedError, InvalidValueError
 
@@ -43,13 +43,19 @@ def test_what_the_command_line_is_given_is_asked_of_the_run(invoke, asked):
 def test_every_field_of_a_request_has_its_option_and_its_default():
     held = {field.name: field for field in fields(Request)}
     named = {**_REQUEST, **options.MODEL}
-    for name in _CHOICE:
-        del named[name]  # options of the call, with its defaults
     of_others = {"source", "out", "options", "preset", "progress", "loading"}
     assert named.keys() - LOADING.keys() == held.keys() - of_others
     for name in named.keys() & held.keys():
         default = named[name][1]
         assert (() if name == "keep_columns" else default) == held[name].default
+
+
+def test_candidates_are_for_every_item(invoke, tmp_path, asked):
+    (tmp_path / "in.txt").write_text(f"a red {THING}\n")
+    given = ("--candidates", "3", "--decide-at", "0.5", "--steps", "2")
+    assert invoke("batch", "in.txt", "--out", "run", *given)[0] == 0
+    [request] = asked
+    assert request.options == {"candidates": 3, "decide_at": 0.5, "num_inference_steps": 2}
 
 
 @pytest.mark.parametrize("command", ["batch", "generate"])

@@ -200,7 +200,7 @@ def test_words_that_are_kept_are_those_that_choose(pipe):
     assert found[0] == pytest.approx(whole.heatmaps[0].score(["red"]), abs=1e-6)
 
 
-def test_a_callback_of_the_users_acts_in_every_candidate(pipe):
+def test_a_callback_of_the_users_acts_in_every_candidate(pipe, calls):
     seen = []
 
     def double(pipe, step, timestep, given):
@@ -210,6 +210,7 @@ def test_a_callback_of_the_users_acts_in_every_candidate(pipe):
     options = {**TEN, "callback_on_step_end": double}
     run = generate(pipe, PROMPT, seed=1, candidates=2, **options)
     assert seen == [*range(4), *range(4), *range(10)]
+    assert len(calls) == 2 * 4 + 10  # it might have stopped the run
     alone = generate(pipe, PROMPT, seed=run.seeds[0], **options)
     plain = generate(pipe, PROMPT, seed=run.seeds[0], **TEN)
     assert run.image.tobytes() == alone.image.tobytes() != plain.image.tobytes()
