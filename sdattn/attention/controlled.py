@@ -21,7 +21,14 @@ class Controller(Protocol):
 
 
 class LayerController:
-    """Base of a controller that knows the layers that call it."""
+    """Base of a controller that knows the layers that call it.
+
+    Attributes:
+        may_edit: False if it leaves what it is shown as it is. In joint attention it is then shown
+            a part of a larger tensor, and copies what it keeps.
+    """
+
+    may_edit = True
 
     def show(
         self, layer: nn.Module, batch: int, attn: Tensor, is_cross: bool, place: str
@@ -52,9 +59,8 @@ class ControlledProcessor:
         self.has_asked = False
         self.watchers: list[Callable[[AttentionCall], object]] = []
 
-    def _show(self, attn: Any, call: AttentionCall) -> None:
-        for watcher in (*self.watchers, *getattr(attn, "watchers", ())):
-            watcher(call)
+    def _watchers(self, attn: Any) -> list[Callable[[AttentionCall], object]]:
+        return [*self.watchers, *getattr(attn, "watchers", ())]
 
     def _edited(self, attn: Any, folded: Tensor, batch: int, is_cross: bool) -> Tensor:
         """Return contiguous ``[B*heads, N, T]`` as the controller leaves it."""

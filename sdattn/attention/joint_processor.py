@@ -143,7 +143,8 @@ class TorchJointProcessor(ControlledProcessor):
         call = AttentionCall(parts.query, parts.key, parts.value, mask, text=parts.text)
         call.probs = probs
         call.output = output
-        self._show(attn, call)
+        for watcher in self._watchers(attn):
+            watcher(call)
         return _split(attn, parts, merge_heads(output))
 
     def _open(self, attn: Any, probs: Tensor, own: slice | None) -> Tensor:
@@ -193,13 +194,18 @@ class TorchJointProcessor(ControlledProcessor):
         return None
 
     def _edited_blocks(self, attn: Any, probs: Tensor, image: slice, text: slice) -> Tensor:
-        """Edit each block, and divide the rows by their new sums."""
-        if probs.requires_grad:
+        """Show each block, and divide the rows by the new sums of what was edited."""
+        may_edit = getattr(self.controller, "may_edit", True)
+        if may_edit and probs.requires_grad:
             probs = probs.clone()  # the softmax needs its own for the gradient
         rows = probs if self.queries == "all" else probs[:, :, image]  # views
         blocks = [(rows[..., text], True)]  # [B, heads, N, T]
         if self.shows_image:
             blocks.insert(0, (probs[:, :, image, image], False))
+        if not may_edit:
+            for block, is_cross in blocks:
+                self._edited(attn, fold_heads(block), len(block), is_cross)
+            return probs
         before = rows.sum(-1, keepdim=True, dtype=torch.float32)  # [B, heads, N, 1]
         shown = [self._edited_block(attn, block, is_cross) for block, is_cross in blocks]
         # Both are sums of the same kernel in the same order, so the ratio for a row that was not

@@ -307,8 +307,16 @@ class AttentionStore(StepStore, LayerController):
         self.note(why)
         self._refuse_edits(why)
 
+    @property
+    def may_edit(self) -> bool:  # type: ignore[override]
+        """True if an override may edit what it is handed."""
+        kind = type(self)
+        is_ours = kind.__call__ is AttentionStore.__call__ and kind.show is AttentionStore.show
+        forward = getattr(self.forward, "__func__", None)
+        return not is_ours or forward is not AttentionStore.forward
+
     def _refuse_edits(self, why: str) -> None:
-        if getattr(self.forward, "__func__", None) is not AttentionStore.forward:
+        if self.may_edit:
             raise RunError(f"A {type(self).__name__} may edit attention, but cannot here: {why}")
 
     def show(
@@ -368,6 +376,8 @@ class AttentionStore(StepStore, LayerController):
             self.note(f"a layer called it from place {place!r}, not {get_args(Place)}. {HOW}")
         chosen = self._kept_rows(len(attn))
         rows = attn if chosen == slice(0, len(attn)) else attn[chosen]
+        if not self.may_edit:
+            rows = rows.contiguous()  # a part of a larger tensor would keep all of it
         # The kept rows are a view, so an edit reaches the whole tensor; a new tensor is written
         # into it.
         edited = self.forward(rows, is_cross, place)
