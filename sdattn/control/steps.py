@@ -68,15 +68,19 @@ class Steps:
             self.step_store = {f"{place}_{kind}": [] for kind, place in product(KINDS, places)}
         self.full_step = {f"{place}_cross": [] for place in places}
 
-    def append(self, attn: Tensor, is_cross: bool, place: str, *, of_any_size: bool) -> None:
-        """Append a layer's map to the running step."""
+    def append(
+        self, attn: Tensor, is_cross: bool, place: str, *, of_any_size: bool, copies: bool
+    ) -> None:
+        """Append a layer's map to the running step, or a copy of it."""
         kind = "cross" if is_cross else "self"
-        if kind not in self.kinds:
+        is_small = of_any_size or attn.shape[1] <= self.max_queries
+        if kind not in self.kinds or not (is_small or is_cross):
             return
-        if of_any_size or attn.shape[1] <= self.max_queries:
-            self.step_store.setdefault(f"{place}_{kind}", []).append(attn)
+        kept = attn.contiguous() if copies else attn
+        if is_small:
+            self.step_store.setdefault(f"{place}_{kind}", []).append(kept)
         if is_cross:
-            self.full_step.setdefault(f"{place}_{kind}", []).append(attn)
+            self.full_step.setdefault(f"{place}_{kind}", []).append(kept)
 
     def add(self, passes: int) -> None:
         """Add the running step to the finished ones, in a run of so many ``passes``."""

@@ -153,6 +153,13 @@ def test_a_run_that_begins_otherwise_runs_its_model(pipe, calls):
         drawn(1)
         hook.remove()
     assert len(calls) == 30
+    with first.given_back():
+        activation = pipe.unet.conv_act
+        pipe.unet.conv_act = torch.nn.Sequential(activation)  # a module that was not there before
+        pipe.unet.conv_act.register_forward_hook(lambda *_: None)
+        drawn(1)
+        pipe.unet.conv_act = activation
+    assert len(calls) == 40
     assert np.array_equal(again, drawn(1)) and np.array_equal(other, drawn(2))
 
 
