@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from ..errors import InvalidTypeError, InvalidValueError
 from .calls import AttentionCall
 from .calls import Spans as Spans
-from .core import fold_heads, unfold_heads
+from .core import unfold_heads
 
 
 class Controller(Protocol):
@@ -59,8 +59,9 @@ class ControlledProcessor:
         self.has_asked = False
         self.watchers: list[Callable[[AttentionCall], object]] = []
 
-    def _watchers(self, attn: Any) -> list[Callable[[AttentionCall], object]]:
-        return [*self.watchers, *getattr(attn, "watchers", ())]
+    def _show(self, attn: Any, call: AttentionCall) -> None:
+        for watcher in (*self.watchers, *getattr(attn, "watchers", ())):
+            watcher(call)
 
     def _edited(self, attn: Any, folded: Tensor, batch: int, is_cross: bool) -> Tensor:
         """Return contiguous ``[B*heads, N, T]`` as the controller leaves it."""
@@ -81,12 +82,10 @@ class ControlledProcessor:
             )
         return edited
 
-    def _controlled(self, attn: Any, probs: Tensor, is_cross: bool) -> Tensor:
+    def _controlled(self, attn: Any, folded: Tensor, batch: int, is_cross: bool) -> Tensor:
         if self.controller is None or not self.asks:
-            return probs
-        folded = fold_heads(probs).contiguous()  # [B*heads, N, T]
-        edited = self._edited(attn, folded, len(probs), is_cross)
-        return edited.to(probs.dtype).view_as(probs)
+            return folded
+        return self._edited(attn, folded, batch, is_cross).to(folded.dtype)
 
 
 def check_controller(controller: object) -> None:

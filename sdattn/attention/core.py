@@ -138,8 +138,8 @@ def attention_probs(
         query = query.float()
         key = key.float()
     if query.ndim == 3 == key.ndim and len(query) == len(key):
-        unused = query.new_empty(())
-        scores = torch.baddbmm(unused, query, key.mT, beta=0, alpha=scale)  # one operation
+        nothing = query.new_empty(())
+        scores = torch.baddbmm(nothing, query, key.mT, beta=0, alpha=scale)  # one operation
     else:  # the keys are scaled, not the scores: T*d products instead of N*T
         scores = query @ (key * scale).transpose(-1, -2)  # [..., N, T]
     if is_causal:

@@ -143,8 +143,7 @@ class TorchJointProcessor(ControlledProcessor):
         call = AttentionCall(parts.query, parts.key, parts.value, mask, text=parts.text)
         call.probs = probs
         call.output = output
-        for watcher in self._watchers(attn):
-            watcher(call)
+        self._show(attn, call)
         return _split(attn, parts, merge_heads(output))
 
     def _open(self, attn: Any, probs: Tensor, own: slice | None) -> Tensor:
@@ -157,7 +156,8 @@ class TorchJointProcessor(ControlledProcessor):
             return probs
         image, text = where
         if text.start == text.stop:  # self-attention next to the joint one
-            return self._controlled(attn, probs, False)
+            folded = fold_heads(probs).contiguous()
+            return self._controlled(attn, folded, len(probs), False).view_as(probs)
         return self._edited_blocks(attn, probs, image, text)
 
     def _where(self, attn: Any, length: int, own: slice | None) -> Spans | None:

@@ -76,24 +76,20 @@ class TorchAttnProcessor(ControlledProcessor):
 
         query, key, value = self._project(attn, hidden_states, encoder_hidden_states)
         batch, heads = query.shape[:2]
-        mask = attention_mask
-        if mask is not None:
-            mask = mask_by_head(mask, batch, heads, key.shape[-2]).expand(batch, heads, -1, -1)
         # In this order: the controller edits, dropout thins, watchers see the final weights. Heads
-        # are folded as torch's product of matrices and a controller want them.
-        of_heads = None if mask is None else fold_heads(mask)
-        probs = attention_probs(fold_heads(query), fold_heads(key), of_heads)  # [B*heads, N, T]
-        if self.controller is not None and self.asks:
-            is_cross = encoder_hidden_states is not None
-            probs = self._edited(attn, probs, batch, is_cross).to(probs.dtype)
+        # are folded, as a product of matrices and a controller take them: [B*heads, N, T].
+        if attention_mask is None:
+            probs = attention_probs(fold_heads(query), fold_heads(key))
+        else:
+            mask = mask_by_head(attention_mask, batch, heads, key.shape[-2])
+            probs = fold_heads(attention_probs(query, key, mask))
+        probs = self._controlled(attn, probs, batch, is_cross=encoder_hidden_states is not None)
         if attn.training and getattr(attn, "attention_dropout", 0.0):
             probs = nn.functional.dropout(probs, attn.attention_dropout)
         output = unfold_heads(torch.bmm(probs, fold_heads(value)), heads)  # [B, heads, N, d]
-        if watchers := self._watchers(attn):
-            probs = unfold_heads(probs, heads)
-            call = AttentionCall(query, key, value, mask, probs=probs, output=output)
-            for watcher in watchers:
-                watcher(call)
+        used = AttentionCall(query, key, value, output=output)
+        used.probs = unfold_heads(probs, heads)
+        self._show(attn, used)
         hidden_states = merge_heads(output)  # [B, N, heads*d]
 
         hidden_states = projected_out(attn.to_out, hidden_states)

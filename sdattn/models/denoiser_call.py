@@ -276,7 +276,7 @@ def is_compiled(model: Model) -> bool:
     return bool(compiled_parts(model.modules()))
 
 
-def compiled_parts(modules: Iterable[nn.Module]) -> list[tuple[Any, str]]:
+def compiled_parts(modules: Iterable[Model]) -> list[tuple[Any, str]]:
     """Return the compiled ones of some modules, with the attribute that holds the compiled call."""
     found = []
     for module in modules:

@@ -49,7 +49,7 @@ def fed(kind, **options):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize(("kind", "more", "copies"), [("UNet", 14, 4), ("SD3", 26, 3)])
+@pytest.mark.parametrize(("kind", "more", "copies"), [("UNet", 14, 4), ("SD3", 24, 2)])
 def test_a_layer_that_feeds_a_store_runs_few_operations_more_than_its_own(kind, more, copies):
     store, model, given, processor = fed(kind)
     layers = len(find_denoiser(model).layers)
@@ -65,9 +65,9 @@ def test_a_layer_that_feeds_a_store_runs_few_operations_more_than_its_own(kind, 
     after = operations()
     assert store.cur_step == 2 and any(store.last_step.values())
     added = {name: after[name] - before[name] for name in after | before}
-    assert 0 < sum(added.values()) <= more * layers
-    assert sum(added.get(name, 0) for name in COPIES) <= copies * layers
     assert added["_foreach_add"] == 1  # every map of the step
+    assert 0 < sum(added.values()) <= more * layers + 1
+    assert sum(added.get(name, 0) for name in COPIES) <= copies * layers
 
 
 @torch.no_grad()

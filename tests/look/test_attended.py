@@ -133,7 +133,9 @@ def test_what_is_made_of_given_probabilities_stays_when_they_change():
     made += [looks.add_to(None, None), looks.every_head([1, 0])]
     before = [one.clone() for one in made]
     probs.zero_()
-    assert all(torch.equal(one, other) and one.any() for one, other in zip(made, before))
+    assert all(
+        torch.equal(one, other) and one.any() for one, other in zip(made, before, strict=True)
+    )
 
 
 def test_rows_in_a_row_are_a_view():

@@ -248,7 +248,10 @@ def test_early_maps_are_those_of_the_first_steps_whatever_the_run_keeps(pipe):
         ({"candidates": 2.5}, "candidates=2.5"),
         ({"candidates": 2, "decide_at": 1.5}, "decide_at=1.5`: pass a number from 0 to 1"),
         ({"candidates": 2, "decide_at": 0}, "decide_at=0"),
-        ({"candidates": 2, "decide_at": 0.04}, "decide_at=0.04.*10 has its middle"),
+        (
+            {"candidates": 2, "decide_at": 0.04},
+            "decide_at=0.04.*10 has its middle.*Pass 0.05 or more",
+        ),
         ({"candidates": 2, "num_images_per_prompt": 2}, "one image of one prompt"),
         ({"candidates": 2, "prompt": ["a cat", "a dog"]}, "one image of one prompt"),
         ({"candidates": 3, "seed": [1, 2]}, "makes 3 image"),
