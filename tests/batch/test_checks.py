@@ -56,8 +56,8 @@ def test_a_set_of_options_is_checked_once_good_or_bad(monkeypatch):
         ({"candidates": 0}, "candidates=0`: pass a whole number from 1"),
         ({"candidates": 2, "decide_at": 2}, "decide_at=2`: pass a number from 0 to 1"),
         (
-            {"candidates": 2, "decide_at": 0.1, "num_inference_steps": 4},
-            "decide_at=0.1`: no step of this run's 4 has its middle in that part. Pass 0.125 or "
+            {"candidates": 2, "decide_at": 0.07, "num_inference_steps": 7},
+            "decide_at=0.07`: no step of this run's 7 has its middle in that part. Pass 0.072 or "
             "more.",
         ),
         (
