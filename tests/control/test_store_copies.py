@@ -127,6 +127,35 @@ def test_a_store_that_only_reads_has_the_maps_and_the_output_of_one_that_may_edi
         assert torch.equal(ours, other)
 
 
+class ByForward(AttentionStore):
+    def forward(self, attn, is_cross, place_in_unet):
+        return super().forward(attn * 2, is_cross, place_in_unet)
+
+
+class ByCall(AttentionStore):
+    def __call__(self, attn, is_cross, place_in_unet):
+        return super().__call__(attn, is_cross, place_in_unet) * 2
+
+
+class ByShow(AttentionStore):
+    def show(self, *given):
+        return super().show(*given).mul_(2)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", [ByForward, ByCall, ByShow, AttentionStore])
+def test_a_store_may_edit_joint_attention_by_any_method_of_its_own(kind):
+    model = sharp_model("SD3")
+    given = sharp_inputs("SD3", model, batch=2)
+    plain = model(**given).sample
+    store = kind(guidance=None)
+    if kind is AttentionStore:  # of this object alone
+        store.forward = lambda attn, *_: attn * 2
+    store.attach(model)
+    model.set_attn_processor(TorchJointProcessor(store))
+    assert (model(**given).sample - plain).abs().max() > 1e-3
+
+
 def test_steps_are_added_once_and_the_sums_before_stay_as_they_were():
     store = AttentionStore(guidance=None, max_queries=4)
     store.num_att_layers = 2
