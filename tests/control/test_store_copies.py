@@ -152,8 +152,13 @@ def test_a_store_may_edit_joint_attention_by_any_method_of_its_own(kind):
     if kind is AttentionStore:  # of this object alone
         store.forward = lambda attn, *_: attn * 2
     store.attach(model)
-    model.set_attn_processor(TorchJointProcessor(store))
+    processor = TorchJointProcessor(store)
+    model.set_attn_processor(processor)
+    rows = []
+    processor.watchers.append(lambda call: rows.append(call.probs.double().sum(-1)))
     assert (model(**given).sample - plain).abs().max() > 1e-3
+    for sums in rows:  # as after each edit
+        torch.testing.assert_close(sums, torch.ones_like(sums), atol=1e-5, rtol=0)
 
 
 def test_steps_are_added_once_and_the_sums_before_stay_as_they_were():
