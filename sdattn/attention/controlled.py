@@ -59,9 +59,12 @@ class ControlledProcessor:
         self.has_asked = False
         self.watchers: list[Callable[[AttentionCall], object]] = []
 
-    def _show(self, attn: Any, call: AttentionCall) -> None:
-        for watcher in (*self.watchers, *getattr(attn, "watchers", ())):
-            watcher(call)
+    def _show(self, attn: Any, make: Callable[[], AttentionCall]) -> None:
+        """Show the watchers, if there are any, the call that ``make`` returns."""
+        if watchers := (*self.watchers, *getattr(attn, "watchers", ())):
+            call = make()
+            for watcher in watchers:
+                watcher(call)
 
     def _edited(self, attn: Any, folded: Tensor, batch: int, is_cross: bool) -> Tensor:
         """Return contiguous ``[B*heads, N, T]`` as the controller leaves it."""

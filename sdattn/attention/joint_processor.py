@@ -140,10 +140,10 @@ class TorchJointProcessor(ControlledProcessor):
         probs = attention_probs(parts.query, parts.key, mask)  # [B, heads, S, S]
         probs = self._open(attn, probs, parts.text)
         output = probs @ parts.value  # [B, heads, S, d]
-        call = AttentionCall(parts.query, parts.key, parts.value, mask, text=parts.text)
-        call.probs = probs
-        call.output = output
-        self._show(attn, call)
+        inputs = parts.query, parts.key, parts.value, mask
+        self._show(
+            attn, lambda: AttentionCall(*inputs, probs=probs, output=output, text=parts.text)
+        )
         return _split(attn, parts, merge_heads(output))
 
     def _open(self, attn: Any, probs: Tensor, own: slice | None) -> Tensor:

@@ -87,9 +87,10 @@ class TorchAttnProcessor(ControlledProcessor):
         if attn.training and getattr(attn, "attention_dropout", 0.0):
             probs = nn.functional.dropout(probs, attn.attention_dropout)
         output = unfold_heads(torch.bmm(probs, fold_heads(value)), heads)  # [B, heads, N, d]
-        used = AttentionCall(query, key, value, output=output)
-        used.probs = unfold_heads(probs, heads)
-        self._show(attn, used)
+        inputs = query, key, value
+        self._show(
+            attn, lambda: AttentionCall(*inputs, probs=unfold_heads(probs, heads), output=output)
+        )
         hidden_states = merge_heads(output)  # [B, N, heads*d]
 
         hidden_states = projected_out(attn.to_out, hidden_states)

@@ -49,7 +49,7 @@ def fed(kind, **options):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize(("kind", "more", "copies"), [("UNet", 14, 4), ("SD3", 24, 2)])
+@pytest.mark.parametrize(("kind", "more", "copies"), [("UNet", 13, 4), ("SD3", 24, 2)])
 def test_a_layer_that_feeds_a_store_runs_few_operations_more_than_its_own(kind, more, copies):
     store, model, given, processor = fed(kind)
     layers = len(find_denoiser(model).layers)
