@@ -28,7 +28,7 @@ from sdattn.loading.index import files_in, read_index, without_weights
 from sdattn.loading.locating import find_model
 from sdattn.loading.options import LoadingOptions
 from sdattn.loading.repository import HubName, Repository
-from sdattn.models.denoiser_call import holds_processor, unwrapped
+from sdattn.models.denoiser_call import unwrapped
 from sdattn.models.families import PAGE, claimed, closest
 from sdattn.models.family import Joined
 from sdattn.models.layers import Kind, Place
@@ -138,7 +138,7 @@ def _layers(model: Any, table: AttentionTable) -> Iterator[DraftLayers]:
     """Yield the layers of the whole model, with what the small one's calls showed of them."""
     paths: dict[str, list[str]] = {}
     for path, module in model.named_modules():
-        if holds_processor(module):
+        if hasattr(module, "processor"):
             paths.setdefault(folded(path), []).append(path)
     seen: dict[str, list[InspectedCall]] = {pattern: [] for pattern in paths}
     for call in table:

@@ -15,7 +15,9 @@ import cProfile
 import pstats
 import statistics
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from time import thread_time_ns
 from types import FrameType
 from typing import Any
@@ -23,6 +25,7 @@ from typing import Any
 import torch
 from diffusers import UNet2DConditionModel
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import sdattn
 from sdattn.models.denoiser import find_denoiser
@@ -49,9 +52,12 @@ def main() -> None:
     demo = make_bench("demo", 1, "cpu", torch.float32, whole=True)
     calls = demo_calls(demo)
     print(f"the demo's call: {calls[0]:,} calls of functions, watched {calls[1] - calls[0]:,} more")
-    compare_calls("the demo's call", demo.pipe, demo.call)
-    given = inputs()
-    compare_calls("the UNet's call", pipe_of(unet), lambda: unet(*given))
+    compare_calls("the demo's call", demo.call, partial(watched, demo.pipe))
+    given, pipe = inputs(), pipe_of(unet)
+    compare_calls("the UNet's call", lambda: unet(*given), partial(watched, pipe))
+    stores = partial(stored, unet)
+    print(f"our processors and a store: {operations(unet, stores):.1f} operations a layer more")
+    compare_calls("the UNet's call with these", lambda: unet(*given), stores)
     if options.profile:
         profile(unet)
 
@@ -78,10 +84,54 @@ def demo_calls(demo: Bench) -> tuple[int, int]:
     return n_calls[0], n_calls[1]
 
 
+def watched(pipe: Any) -> AbstractContextManager[Any]:
+    return sdattn.capture(pipe, guidance="batch")
+
+
+@contextmanager
+def stored(unet: Any) -> Iterator[None]:
+    """Our processors in every layer, and a store of the second half of the batch."""
+    before = dict(unet.attn_processors)
+    store = sdattn.AttentionStore(pipeline=unet, guidance="batch")
+    unet.set_attn_processor(sdattn.TorchAttnProcessor(store))
+    try:
+        yield
+    finally:
+        store.detach()
+        unet.set_attn_processor(before)
+
+
+class Count(TorchDispatchMode):
+    """Operations, views included."""
+
+    number = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.number += 1
+        return func(*args, **(kwargs or {}))
+
+
 @torch.no_grad()
-def compare_calls(name: str, pipe: Any, call: Callable[[], object]) -> None:
-    """Print the medians of a call, alone and with every step watched, and of what the two of a pair
-    are to each other."""
+def operations(unet: Any, way: Callable[[], AbstractContextManager[Any]]) -> float:
+    """Return how many operations a call has more in this way, for each attention layer; of a third
+    call, whose maps are added to those before."""
+    counts = []
+    for context in (nullcontext, way):
+        with context():
+            unet(*inputs())
+            unet(*inputs())
+            with Count() as count:
+                unet(*inputs())
+        counts.append(count.number)
+    return (counts[1] - counts[0]) / len(find_denoiser(unet).layers)
+
+
+@torch.no_grad()
+def compare_calls(
+    name: str, call: Callable[[], object], way: Callable[[], AbstractContextManager[Any]]
+) -> None:
+    """Print the medians of a call, alone and with every step watched in some way, and of what the
+    two of a pair are to each other."""
 
     def calls() -> list[float]:
         return [timed(call, 1) / 1e6 for _ in range(BLOCK)][1:]
@@ -89,11 +139,11 @@ def compare_calls(name: str, pipe: Any, call: Callable[[], object]) -> None:
     pairs: list[tuple[float, float]] = []
     while len(pairs) < PAIRS:
         alone = calls()
-        with sdattn.capture(pipe, guidance="batch"):
+        with way():
             pairs += zip(alone, calls(), strict=True)  # the first, left out, reads its inputs
-    plain, watched = (statistics.median(times) for times in zip(*pairs, strict=True))
-    ratio = statistics.median(watched / plain for plain, watched in pairs)
-    print(f"{name}: {plain:.1f} ms, watched {watched:.1f} ms; in pairs {ratio:.3f} of it")
+    plain, seen = (statistics.median(times) for times in zip(*pairs, strict=True))
+    ratio = statistics.median(seen / plain for plain, seen in pairs)
+    print(f"{name}: {plain:.1f} ms, watched {seen:.1f} ms; in pairs {ratio:.3f} of it")
 
 
 def tiny_unet() -> Any:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from ..errors import InvalidTypeError, InvalidValueError
 from .calls import AttentionCall
 from .calls import Spans as Spans
-from .core import fold_heads, unfold_heads
+from .core import unfold_heads
 
 
 class Controller(Protocol):
@@ -21,7 +21,14 @@ class Controller(Protocol):
 
 
 class LayerController:
-    """Base of a controller that knows the layers that call it."""
+    """Base of a controller that knows the layers that call it.
+
+    Attributes:
+        may_edit: False if it leaves what it is shown as it is. In joint attention it is then shown
+            a part of a larger tensor, and copies what it keeps.
+    """
+
+    may_edit = True
 
     def show(
         self, layer: nn.Module, batch: int, attn: Tensor, is_cross: bool, place: str
@@ -52,9 +59,12 @@ class ControlledProcessor:
         self.has_asked = False
         self.watchers: list[Callable[[AttentionCall], object]] = []
 
-    def _show(self, attn: Any, call: AttentionCall) -> None:
-        for watcher in (*self.watchers, *getattr(attn, "watchers", ())):
-            watcher(call)
+    def _show(self, attn: Any, make: Callable[[], AttentionCall]) -> None:
+        """Show the watchers, if there are any, the call that ``make`` returns."""
+        if watchers := (*self.watchers, *getattr(attn, "watchers", ())):
+            call = make()
+            for watcher in watchers:
+                watcher(call)
 
     def _edited(self, attn: Any, folded: Tensor, batch: int, is_cross: bool) -> Tensor:
         """Return contiguous ``[B*heads, N, T]`` as the controller leaves it."""
@@ -75,12 +85,10 @@ class ControlledProcessor:
             )
         return edited
 
-    def _controlled(self, attn: Any, probs: Tensor, is_cross: bool) -> Tensor:
+    def _controlled(self, attn: Any, folded: Tensor, batch: int, is_cross: bool) -> Tensor:
         if self.controller is None or not self.asks:
-            return probs
-        folded = fold_heads(probs).contiguous()  # [B*heads, N, T]
-        edited = self._edited(attn, folded, len(probs), is_cross)
-        return edited.to(probs.dtype).view_as(probs)
+            return folded
+        return self._edited(attn, folded, batch, is_cross).to(folded.dtype)
 
 
 def check_controller(controller: object) -> None:

@@ -137,8 +137,11 @@ def attention_probs(
     if dtype in HALF_TYPES:
         query = query.float()
         key = key.float()
-    # The keys are scaled, not the scores: T*d products instead of N*T.
-    scores = query @ (key * scale).transpose(-1, -2)  # [..., N, T]
+    if query.ndim == 3 == key.ndim and len(query) == len(key):
+        nothing = query.new_empty(())
+        scores = torch.baddbmm(nothing, query, key.mT, beta=0, alpha=scale)  # one operation
+    else:  # the keys are scaled, not the scores: T*d products instead of N*T
+        scores = query @ (key * scale).transpose(-1, -2)  # [..., N, T]
     if is_causal:
         allowed = causal_mask(scores.shape[-2], scores.shape[-1], scores.device)
         scores = scores.masked_fill(~allowed, -math.inf)

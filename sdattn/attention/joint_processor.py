@@ -140,10 +140,10 @@ class TorchJointProcessor(ControlledProcessor):
         probs = attention_probs(parts.query, parts.key, mask)  # [B, heads, S, S]
         probs = self._open(attn, probs, parts.text)
         output = probs @ parts.value  # [B, heads, S, d]
-        call = AttentionCall(parts.query, parts.key, parts.value, mask, text=parts.text)
-        call.probs = probs
-        call.output = output
-        self._show(attn, call)
+        inputs = parts.query, parts.key, parts.value, mask
+        self._show(
+            attn, lambda: AttentionCall(*inputs, probs=probs, output=output, text=parts.text)
+        )
         return _split(attn, parts, merge_heads(output))
 
     def _open(self, attn: Any, probs: Tensor, own: slice | None) -> Tensor:
@@ -156,7 +156,8 @@ class TorchJointProcessor(ControlledProcessor):
             return probs
         image, text = where
         if text.start == text.stop:  # self-attention next to the joint one
-            return self._controlled(attn, probs, False)
+            folded = fold_heads(probs).contiguous()
+            return self._controlled(attn, folded, len(probs), False).view_as(probs)
         return self._edited_blocks(attn, probs, image, text)
 
     def _where(self, attn: Any, length: int, own: slice | None) -> Spans | None:
@@ -193,13 +194,18 @@ class TorchJointProcessor(ControlledProcessor):
         return None
 
     def _edited_blocks(self, attn: Any, probs: Tensor, image: slice, text: slice) -> Tensor:
-        """Edit each block, and divide the rows by their new sums."""
-        if probs.requires_grad:
+        """Show each block, and divide the rows by the new sums of what was edited."""
+        may_edit = getattr(self.controller, "may_edit", True)
+        if may_edit and probs.requires_grad:
             probs = probs.clone()  # the softmax needs its own for the gradient
         rows = probs if self.queries == "all" else probs[:, :, image]  # views
         blocks = [(rows[..., text], True)]  # [B, heads, N, T]
         if self.shows_image:
             blocks.insert(0, (probs[:, :, image, image], False))
+        if not may_edit:
+            for block, is_cross in blocks:
+                self._edited(attn, fold_heads(block), len(block), is_cross)
+            return probs
         before = rows.sum(-1, keepdim=True, dtype=torch.float32)  # [B, heads, N, 1]
         shown = [self._edited_block(attn, block, is_cross) for block, is_cross in blocks]
         # Both are sums of the same kernel in the same order, so the ratio for a row that was not

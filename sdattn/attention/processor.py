@@ -8,12 +8,20 @@ text states ``[B, T, C_text]``, or None for self-attention. They return the shap
 
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from ..errors import InvalidTypeError
 from .calls import AttentionCall
 from .controlled import ControlledProcessor, mask_by_head, projected_out
-from .core import attention_probs, heads_of, merge_heads, split_heads
+from .core import (
+    attention_probs,
+    fold_heads,
+    heads_of,
+    merge_heads,
+    split_heads,
+    unfold_heads,
+)
 
 
 class TorchAttnProcessor(ControlledProcessor):
@@ -67,16 +75,22 @@ class TorchAttnProcessor(ControlledProcessor):
             hidden_states = attn.group_norm(hidden_states.transpose(1, 2)).transpose(1, 2)
 
         query, key, value = self._project(attn, hidden_states, encoder_hidden_states)
-        mask = attention_mask
-        if mask is not None:
-            mask = mask_by_head(mask, len(query), attn.heads, key.shape[-2])
-        # In this order: the controller edits, dropout thins, watchers see the final weights.
-        probs = attention_probs(query, key, mask)  # [B, heads, N, T]
-        probs = self._controlled(attn, probs, is_cross=encoder_hidden_states is not None)
+        batch, heads = query.shape[:2]
+        # In this order: the controller edits, dropout thins, watchers see the final weights. Heads
+        # are folded, as a product of matrices and a controller take them: [B*heads, N, T].
+        if attention_mask is None:
+            probs = attention_probs(fold_heads(query), fold_heads(key))
+        else:
+            mask = mask_by_head(attention_mask, batch, heads, key.shape[-2])
+            probs = fold_heads(attention_probs(query, key, mask))
+        probs = self._controlled(attn, probs, batch, is_cross=encoder_hidden_states is not None)
         if attn.training and getattr(attn, "attention_dropout", 0.0):
             probs = nn.functional.dropout(probs, attn.attention_dropout)
-        output = probs @ value  # [B, heads, N, d]
-        self._show(attn, AttentionCall(query, key, value, mask, probs=probs, output=output))
+        output = unfold_heads(torch.bmm(probs, fold_heads(value)), heads)  # [B, heads, N, d]
+        inputs = query, key, value
+        self._show(
+            attn, lambda: AttentionCall(*inputs, probs=unfold_heads(probs, heads), output=output)
+        )
         hidden_states = merge_heads(output)  # [B, N, heads*d]
 
         hidden_states = projected_out(attn.to_out, hidden_states)

@@ -221,12 +221,12 @@ def _check_item(format: Format, row: ItemRow, save: Collection[str]) -> list[str
         checksum = sha256(files[RUN])
         sizes = {name: len(files[name]) for name in (RUN, *info.files) if name in files}
         expected = row_of(info, location, checksum, sizes)
-        said = {name: held for name, held in row.items() if name != "thumb"}
+        # An older version's row has fewer entries; its record's seal tells that none was lost.
+        others = [name for name in row if name != "thumb" and row[name] != expected.get(name)]
         if checksum != row["run_sha256"]:
             problems.append("run.json is not what was written: its checksum differs")
-        elif expected != said:
-            names = [name for name in {**expected, **said} if expected.get(name) != said.get(name)]
-            problems.append(f"its row is not what run.json says, of {', '.join(names[:3])}")
+        elif others:
+            problems.append(f"its row is not what run.json says, of {', '.join(others[:3])}")
         lacking = [_FILES[part] for part in save if part in _FILES]
         problems += [f"run.json names no {name}" for name in lacking if name not in info.files]
         if "video" in save and info.files.keys().isdisjoint(VIDEOS):

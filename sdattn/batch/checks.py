@@ -13,12 +13,13 @@ from ..edit.editing import EditOptions, plan_edit
 from ..errors import InvalidValueError
 from ..inversion.images import fitted_size
 from ..loading.quiet import only_errors
-from ..models.facts import images_a_prompt, makes_videos
+from ..models.facts import PipelineFacts, images_a_prompt, makes_videos
 from ..models.pipeline import Options, Pipeline
 from ..models.pipeline_call import checked_options
 from ..models.reading import read_prompts
 from ..models.values import check_text, checked_part, checked_whole
 from ..prompts.tokens import Prompt
+from ..runs.candidates import DECIDE_AT, check_decision
 from ..runs.explaining import check_explained
 from .columns import CHOICE, NUMBERS
 from .items import BadLine, Item, number
@@ -151,7 +152,10 @@ class Checks:
         if "decide_at" in choice:
             choice["decide_at"] = checked_part("decide_at", choice["decide_at"])
         count = checked_whole("candidates", choice.get("candidates", 1))
-        return {**found, **choice, "candidates": count} if count > 1 else found
+        if count == 1:
+            return found
+        check_decision(PipelineFacts(self.pipe), found, choice.get("decide_at", DECIDE_AT))
+        return {**found, **choice, "candidates": count}
 
 
 class _Words:

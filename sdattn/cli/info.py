@@ -43,16 +43,16 @@ def info(
       sdattn info owner/name --json
     """
     from ..loading.devices import checked_dtype
-    from ..loading.options import device_of, options_of
+    from ..loading.options import options_of
     from ..loading.pipelines import pipeline_without_weights
     from ..models.denoiser import find_denoiser
-    from ..models.facts import latent_size
+    from ..models.facts import PipelineFacts, latent_size
     from ..runs.info import LayerEntry
 
     waiting = _not_fetched(output, model, loading)
     if waiting is None:
         pipe = load({"model": model, "device": device, **loading}, output)
-        device = str(device_of(pipe))
+        device = str(PipelineFacts(pipe).device)
         dtype = pipe.dtype
     else:
         asked = checked_dtype(loading.get("dtype"))

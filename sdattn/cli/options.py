@@ -121,12 +121,14 @@ def load(loaded: Mapping[str, Any], output: Output | None = None) -> Any:
     finally:
         gc.freeze()
         gc.enable()
-    from ..loading.options import device_of, options_of
+    from ..loading.options import options_of
+    from ..models.facts import PipelineFacts
 
     name = str(pipe.dtype).removeprefix("torch.")
     how = options_of(pipe)
     output.note(
-        f"{type(pipe).__name__} {model} on {device_of(pipe)} in {name}{f', {how}' if how else ''}"
+        f"{type(pipe).__name__} {model} on {PipelineFacts(pipe).device} in {name}"
+        f"{f', {how}' if how else ''}"
     )
     if output.quiet:
         pipe.set_progress_bar_config(disable=True)

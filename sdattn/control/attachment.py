@@ -101,6 +101,7 @@ class Attachment(Subscriber):
             held = innermost(layer.module.processor)
             self._layers[layer.module] = _Layer(layer.place, layer.kind, layer.heads, held)
         self.n_layers = len(self._layers)
+        self._heads = {layer.heads for layer in layers}
         self._places = tuple(dict.fromkeys(layer.place for layer in layers))
         self._kinds = Counter(layer.kind == "self" for layer in layers)
         self._how = _HOW.format(_UNET if is_unet(denoiser.model) else _TRANSFORMER)
@@ -143,11 +144,10 @@ class Attachment(Subscriber):
 
     def check_rows(self, store: Attachable, rows: int, batch: int | None) -> None:
         """Make the store remember rows that are not its batch times a layer's heads."""
-        heads = {layer.heads for layer in self._layers.values()}
-        fits = batch and rows % batch == 0 and rows // batch in heads
+        fits = batch and rows % batch == 0 and rows // batch in self._heads
         if self.run.in_call and not fits:
             store.note(
-                f"it was handed {rows} rows for a batch of {batch} and {sorted(heads)} "
+                f"it was handed {rows} rows for a batch of {batch} and {sorted(self._heads)} "
                 "heads. Hand it [batch*heads, N, T]."
             )
 

@@ -184,6 +184,7 @@ class AttentionStore(StepStore, LayerController):
         self.texts = TextsOfRun()
         self._batch: int | None = None  # rows of the pass
         self._prompts: slice | None = None  # the prompts' among them
+        self._is_shown_part = False  # of a larger tensor, which a view would keep alive
         self._problem = ""  # why the maps are not whole
         self._guess: str | None = None  # warning still to be given
         if self.attachment is not None:
@@ -307,8 +308,16 @@ class AttentionStore(StepStore, LayerController):
         self.note(why)
         self._refuse_edits(why)
 
+    @property
+    def may_edit(self) -> bool:  # type: ignore[override]
+        """True if an override may edit what it is handed."""
+        kind = type(self)
+        is_ours = kind.__call__ is AttentionStore.__call__ and kind.show is AttentionStore.show
+        forward = getattr(self.forward, "__func__", None)
+        return not is_ours or forward is not AttentionStore.forward
+
     def _refuse_edits(self, why: str) -> None:
-        if getattr(self.forward, "__func__", None) is not AttentionStore.forward:
+        if self.may_edit:
             raise RunError(f"A {type(self).__name__} may edit attention, but cannot here: {why}")
 
     def show(
@@ -317,7 +326,11 @@ class AttentionStore(StepStore, LayerController):
         """Take a layer's probabilities; an attached store knows its place."""
         self._batch = batch
         known = None if self.attachment is None else self.attachment.place(layer)
-        return self(attn, is_cross, place or known or "")
+        self._is_shown_part = not attn.is_contiguous()
+        try:
+            return self(attn, is_cross, place or known or "")
+        finally:
+            self._is_shown_part = False
 
     def joint_spans(self, layer: nn.Module) -> Spans | None:
         """Return the places of image and text in a layer that is about to call, or None if
@@ -359,7 +372,8 @@ class AttentionStore(StepStore, LayerController):
     def forward(self, attn: Tensor, is_cross: bool, place_in_unet: str) -> Tensor:
         """Append ``attn``, the kept rows, to its list; an override may edit or replace it."""
         is_alone = self.num_att_layers < 1
-        self._steps.append(attn, is_cross, place_in_unet, of_any_size=is_alone)
+        copies = self._is_shown_part
+        self._steps.append(attn, is_cross, place_in_unet, of_any_size=is_alone, copies=copies)
         return attn
 
     def _look(self, attn: Tensor, is_cross: bool, place: str) -> None:

@@ -61,7 +61,7 @@ class ControlHandle(Subscriber):
         # Should any layer refuse its processor, those before it get theirs back.
         with ExitStack() as undo:
             self._installed = undo.enter_context(run.installed)
-            self._installed.run_eagerly(denoiser.model)
+            self._installed.run_eagerly(denoiser.compiled_parts)
             self.put(layers)
             run.subscribe(self)
             run.watch(denoiser.model)
@@ -294,7 +294,7 @@ def register_attention_control(
             former.supersede()
     check_weights(chosen)
     count_calls(controller, chosen)
-    if is_compiled(denoiser.model):
+    if denoiser.compiled_parts:
         warn(
             f"The {type(unwrapped(denoiser.model)).__name__} is compiled. While the "
             f"{type(controller).__name__} is registered it runs eagerly, so the image can differ "

@@ -68,15 +68,19 @@ class Steps:
             self.step_store = {f"{place}_{kind}": [] for kind, place in product(KINDS, places)}
         self.full_step = {f"{place}_cross": [] for place in places}
 
-    def append(self, attn: Tensor, is_cross: bool, place: str, *, of_any_size: bool) -> None:
-        """Append a layer's map to the running step."""
+    def append(
+        self, attn: Tensor, is_cross: bool, place: str, *, of_any_size: bool, copies: bool
+    ) -> None:
+        """Append a layer's map to the running step, or a copy of it."""
         kind = "cross" if is_cross else "self"
-        if kind not in self.kinds:
+        is_small = of_any_size or attn.shape[1] <= self.max_queries
+        if kind not in self.kinds or not (is_small or is_cross):
             return
-        if of_any_size or attn.shape[1] <= self.max_queries:
-            self.step_store.setdefault(f"{place}_{kind}", []).append(attn)
+        kept = attn.contiguous() if copies else attn
+        if is_small:
+            self.step_store.setdefault(f"{place}_{kind}", []).append(kept)
         if is_cross:
-            self.full_step.setdefault(f"{place}_{kind}", []).append(attn)
+            self.full_step.setdefault(f"{place}_{kind}", []).append(kept)
 
     def add(self, passes: int) -> None:
         """Add the running step to the finished ones, in a run of so many ``passes``."""
@@ -90,24 +94,38 @@ class Steps:
                 text = "keep_steps=True will hold %.1f GB by the end of this run of %d steps."
                 logger.warning(text, expected / 1e9, passes)
         if self.save_global_store:
-            self.global_store = self._sum(self.global_store, detached(step))
+            [self.global_store] = self._sums((self.global_store, detached(step)))
         if self.save_global_store is not None:  # Attend-and-Excite: the last step, with its graph
             self.attention_store = step
             self.full_attention_store = full
         else:
-            self.attention_store = self._sum(self.attention_store, step)
-            self.full_attention_store = self._sum(self.full_attention_store, full)
+            self.attention_store, self.full_attention_store = self._sums(
+                (self.attention_store, step), (self.full_attention_store, full)
+            )
 
-    def _sum(self, sums: Maps, step: Maps) -> Maps:
-        if not sums:
-            return step
-        if _shapes(sums) != _shapes(step):
-            self.has_mixed_shapes = True
-            return step
-        total = {}
-        for key, maps in sums.items():
-            total[key] = [a + b for a, b in zip(maps, step[key], strict=True)]
-        return total
+    def _sums(self, *stores: tuple[Maps, Maps]) -> list[Maps]:
+        """Return sums with a step added to each: all maps in one operation, and once a map that is
+        in several. The sums before are left as they are."""
+        terms: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
+        fits = []
+        for sums, step in stores:
+            fits.append(bool(sums) and _shapes(sums) == _shapes(step))
+            self.has_mixed_shapes |= bool(sums) and not fits[-1]
+            for key, maps in sums.items() if fits[-1] else ():
+                for pair in zip(maps, step[key], strict=True):
+                    terms[id(pair[0]), id(pair[1])] = pair
+        totals = {}
+        if terms:
+            before, new = zip(*terms.values(), strict=True)
+            totals = dict(zip(terms, torch._foreach_add(before, new), strict=True))
+        found = []
+        for (sums, step), fit in zip(stores, fits, strict=True):
+            added = {}
+            for key, maps in sums.items() if fit else ():
+                pairs = zip(maps, step[key], strict=True)
+                added[key] = [totals[id(one), id(other)] for one, other in pairs]
+            found.append(added if fit else step)
+        return found
 
     def mean(self, sums: Maps) -> Maps:
         """Return a sum's mean over the steps; the last step itself with ``save_global_store``."""

@@ -21,7 +21,6 @@ from ..errors import (
 from ..follow.run_part import RunPart, Span
 from ..maps.heatmaps import Heatmaps
 from ..models.caches import is_cached
-from ..models.denoiser_call import is_compiled
 from ..models.facts import PipelineFacts
 from ..models.families import edits_of
 from ..models.pipeline import Options
@@ -51,7 +50,7 @@ def check_guided(facts: PipelineFacts, prompt: object, options: Options) -> None
     if refused:
         raise InvalidValueError(f"`guide()` sets {option_names(refused)} itself. Leave it out.")
     model = facts.denoiser.model
-    if is_compiled(model):
+    if facts.denoiser.compiled_parts:
         raise InvalidTypeError(
             f"The {type(model).__name__} is compiled, and a graph that records attention with its "
             "gradient would be another one. Pass the pipeline before it is compiled."

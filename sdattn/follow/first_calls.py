@@ -6,6 +6,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -14,7 +15,7 @@ from torch.utils._pytree import tree_map_only
 
 from ..models.caches import is_cached
 from ..models.denoiser import Denoiser
-from ..models.denoiser_call import innermost, is_compiled, unwrapped
+from ..models.denoiser_call import innermost, unwrapped
 from ..models.pipeline import Given
 from .hooks import has_other_hooks
 
@@ -103,9 +104,10 @@ class FirstCalls:
         """Check that nothing is seen in the model that could count or remember its calls: foreign
         hooks, forwards and processors, a compiled part, a cache, dropout."""
         model = unwrapped(self._denoiser.model)
-        if model.training or is_compiled(self._denoiser.model) or is_cached(self._denoiser):
+        now = replace(self._denoiser)  # modules may have been replaced since
+        if model.training or now.compiled_parts or is_cached(now):
             return False
-        return all(_is_plain(part) for part in model.modules() if part is not model)
+        return all(_is_plain(part) for part in now.modules.values() if part is not model)
 
 
 def _is_plain(part: nn.Module) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn.modules import module as torch_module
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
-from ..models.denoiser_call import compiled_parts, innermost, is_compiled
+from ..models.denoiser_call import compiled_parts, innermost
 from ..models.layers import AttentionLayer
 from ..models.pipeline import Given
 from ..models.running_call import forward_variables
@@ -130,16 +130,14 @@ class Installation:
         """Call ``callback`` too when everything is undone."""
         self._undo.callback(callback)
 
-    def run_eagerly(self, model: Any) -> bool:
-        """Bypass the compiled parts of a model, and return True if there were any; :meth:`remove`
-        restores them with their graphs, unless they were compiled again."""
+    def run_eagerly(self, parts: Iterable[tuple[Any, str]]) -> None:
+        """Bypass the compiled parts of a model, see :func:`.denoiser_call.compiled_parts`;
+        :meth:`remove` restores them with their graphs, unless they were compiled again."""
         # The compiled code is in attributes; without them the module's own forward runs.
-        parts = list(compiled_parts(model))
         for module, name in parts:
             eager = module._orig_mod.__call__ if name == "forward" else None
             self._undo.callback(_put_attribute, module, name, eager, vars(module)[name])
             object.__setattr__(module, name, eager)
-        return bool(parts)
 
     def replaced(self) -> list[tuple[AttentionLayer, Any]]:
         """Return the layers whose last installed processor is out of use, with the one in use."""
@@ -196,7 +194,7 @@ class PassHooks:
         installed.watch(model, self._begin, self._end)
         first = getattr(model, "conv_in", None)
         last = getattr(model, "conv_out", None)
-        if first is not None and last is not None and not is_compiled(model):
+        if first is not None and last is not None and not compiled_parts((model, first, last)):
             installed.watch(first, self._begin_part)
             installed.follow(last, self._end_part)
 

@@ -97,8 +97,9 @@ class LayerPart:
         if self.keep.heads.each:
             assert isinstance(attended, Attended)
             numbers = self.keep.heads.numbers
-            every = attended.every_head(self.columns)
-            return self._of_frames(every if numbers is None else chosen(every, 1, numbers))
+            if numbers is not None:
+                return self._of_frames(attended.some_heads(numbers, self.columns))
+            return self._of_frames(attended.every_head(self.columns))
         total: Tensor | None = None
         for piece in map(self._of_frames, attended.head_sums(self.columns)):
             if total is None:

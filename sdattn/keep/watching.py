@@ -25,7 +25,7 @@ from ..look.refined import Spreading, spreading_layers
 from ..look.sources import handed_over, may_hand_over, see
 from ..look.text_stream import TextStream
 from ..models.denoiser import Denoiser, find_denoiser
-from ..models.denoiser_call import is_compiled, unwrapped
+from ..models.denoiser_call import unwrapped
 from ..models.layers import AttentionLayer, LayerSelection, checked_kinds, select_layers
 from ..models.pipeline import Pipeline
 from ..models.replaced_calls import bypass
@@ -71,7 +71,7 @@ def watch_model(
     check_ways(denoiser, chosen, keep.refine, keep.space)
     store = store_class(spreading_layers(chosen, keep.depth), keep)
     other = denoiser.stands_in
-    twins = [] if other is None else denoiser.family.find_layers(unwrapped(other))
+    twins = [] if other is None else other.layers
     run = follow(
         denoiser,
         branch=keep.branch,
@@ -94,7 +94,7 @@ def watch_model(
             watch.spreading = Spreading(is_part=len(store.layers) < len(chosen))
             store.watch_text(chosen, watch.spreading)
         with closing(watch):
-            watch.begin(denoiser.model, chosen)
+            watch.begin(denoiser, chosen)
             if other is not None:
                 names = {layer.name for layer in chosen}
                 watch.begin(other, [twin for twin in twins if twin.name in names])
@@ -182,16 +182,18 @@ class Watch(Subscriber):
         self.recorders = Recorders(self.run.is_followed)
         self.forwards = Forwards(self.run.installed)
 
-    def begin(self, model: Any, layers: Sequence[AttentionLayer]) -> None:
+    def begin(self, denoiser: Denoiser, layers: Sequence[AttentionLayer]) -> None:
         """Install observers in a model's layers, and warn of anything that users may not expect.
 
         A second model's layers fill the maps of the first one's, by name.
         """
-        compiled = is_compiled(model)
+        model = denoiser.model
+        compiled = denoiser.compiled_parts
         if compiled and self.text_states is None and can_record(model, layers, self.store.keep):
             self.recorders.put(self.run.installed, model, layers)
         else:
-            if self.run.installed.run_eagerly(model):
+            if compiled:
+                self.run.installed.run_eagerly(compiled)
                 warn_of_running_eagerly(model)
             for layer in layers:
                 self.install(layer)

@@ -163,12 +163,6 @@ def options_of(pipe: Pipeline) -> LoadingOptions | None:
     return getattr(pipe, "sdattn_loading", None)
 
 
-def device_of(pipe: Pipeline) -> torch.device:
-    """Return the device that a pipeline computes on; its weights may be elsewhere (offload)."""
-    device: torch.device = pipe._execution_device
-    return device
-
-
 def note_options(pipe: Pipeline, options: LoadingOptions) -> None:
     """Record a pipeline's options for :func:`options_of`."""
     if options:

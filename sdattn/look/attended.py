@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ..attention import attention_probs, plain
-from ..attention.calls import ALL, AttentionCall
+from ..attention.calls import ALL, AttentionCall, row_index
 from ..attention.device_copies import DeviceCopies, chosen
 from ..attention.recording import FEW_KEYS, add_softmax, addend, logsumexp, record_share
 
@@ -63,6 +63,10 @@ class Attended(HeadSums):
         first, *more = self._parts(columns)
         return torch.cat([first, *more], dim=1) if more else first
 
+    def some_heads(self, heads: Sequence[int], columns: Columns) -> Tensor:
+        """Return some heads as :meth:`every_head` does all."""
+        return chosen(self.every_head(columns), 1, tuple(heads))
+
     def head_sums(self, columns: Columns) -> Iterator[Tensor]:
         for part in self._parts(columns):
             yield part.sum(1)
@@ -84,6 +88,13 @@ class ByQuery(Attended):
     def of_queries(self, queries: Columns) -> ByQuery:
         """Return the same for some queries, None for all."""
 
+    def some_heads(self, heads: Sequence[int], columns: Columns) -> Tensor:
+        # the others are neither computed nor copied
+        span = row_index(tuple(heads))
+        if isinstance(span, slice):
+            return self.probs(span, columns)
+        return torch.cat([self.probs(slice(n, n + 1), columns) for n in heads], dim=1)
+
 
 class GivenProbs(ByQuery):
     """Probabilities ``[B, heads, N, T]`` that were made, any dtype; what is returned is a copy."""
@@ -96,7 +107,11 @@ class GivenProbs(ByQuery):
         return GivenProbs(chosen_columns(self.given, queries, dim=2))
 
     def probs(self, heads: slice, columns: Columns) -> Tensor:
-        return chosen_columns(self.given[:, heads].to(torch.float32, copy=True), columns)
+        some = chosen_columns(self.given[:, heads], columns)
+        return some.to(torch.float32, copy=columns is None)
+
+    def head_sums(self, columns: Columns) -> Iterator[Tensor]:
+        yield chosen_columns(self.given, columns).sum(1, dtype=torch.float32)
 
 
 class Softmax(ByQuery):
@@ -219,6 +234,9 @@ class Turned(Attended):
     def probs(self, heads: slice, columns: Columns) -> Tensor:
         return self.looks.of_queries(columns).probs(heads, None).mT
 
+    def some_heads(self, heads: Sequence[int], columns: Columns) -> Tensor:
+        return self.looks.of_queries(columns).some_heads(heads, None).mT
+
 
 class FramesTogether(Attended):
     """A video whose ``frames`` are rows of the batch, as one row: its cells, frame by frame."""
@@ -229,7 +247,12 @@ class FramesTogether(Attended):
         self.frames = frames
 
     def probs(self, heads: slice, columns: Columns) -> Tensor:
-        probs = self.single.probs(heads, columns)  # [videos*frames, heads, N, T]
+        return self._in_row(self.single.probs(heads, columns))
+
+    def some_heads(self, heads: Sequence[int], columns: Columns) -> Tensor:
+        return self._in_row(self.single.some_heads(heads, columns))
+
+    def _in_row(self, probs: Tensor) -> Tensor:  # of [videos*frames, heads, N, T]
         return probs.unflatten(0, (self.batch, -1)).transpose(1, 2).flatten(2, 3)
 
     def head_sums(self, columns: Columns) -> Iterator[Tensor]:

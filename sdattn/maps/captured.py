@@ -88,9 +88,9 @@ def over_steps(store: CapturedMaps, name: str, maps: Tensor, preset: Preset) -> 
     """Average maps ``[images, steps, ...]`` over steps; raise CaptureError if none ran."""
     if not store.keep.steps.each:
         return maps
-    read = read_passes(store, preset)
+    read = {id(store.passes[number]) for number in read_passes(store, preset)}
     # A cache may have skipped the layer in some of them.
-    places = [place for place, call in enumerate(store.seen[name]) if call in read]
+    places = [place for place, one in enumerate(store.sums[name].held) if id(one) in read]
     if not places:
         raise CaptureError(
             f"The preset {preset.name!r} reads steps in which {name} did not run. Disable the "

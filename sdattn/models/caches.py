@@ -3,8 +3,7 @@ model out in some of its calls."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from itertools import chain
 
 from .denoiser import Denoiser
 from .denoiser_call import unwrapped
@@ -12,21 +11,17 @@ from .denoiser_call import unwrapped
 
 def is_cached(denoiser: Denoiser) -> bool:
     """Check whether a cache of diffusers is on in a model, or in the one that stands in for it."""
-    for model in (denoiser.model, denoiser.stands_in):
-        for module in () if model is None else unwrapped(model).modules():
-            # Of diffusers' hooks the caches alone remember earlier calls.
-            if any(hook._is_stateful for hook in _hooks(module).values()):
-                return True
+    other = denoiser.stands_in
+    for module in chain(denoiser.modules.values(), other.modules.values() if other else ()):
+        registry = vars(module).get("_diffusers_hook")
+        # Of diffusers' hooks the caches alone remember earlier calls.
+        if registry is not None and any(hook._is_stateful for hook in registry.hooks.values()):
+            return True
     return False
 
 
 def may_run_prompts_alone(model: object) -> bool:
     """Check for FasterCache, which in some calls of a model gives its layers the second half of a
     guided batch alone, the prompts', and guesses the other."""
-    return "faster_cache_denoiser" in _hooks(unwrapped(model))
-
-
-def _hooks(module: object) -> Mapping[str, Any]:
-    """Return diffusers' hooks of a module by name."""
-    found: Mapping[str, Any] = getattr(getattr(module, "_diffusers_hook", None), "hooks", {})
-    return found
+    registry = getattr(unwrapped(model), "_diffusers_hook", None)
+    return "faster_cache_denoiser" in getattr(registry, "hooks", {})

@@ -5,14 +5,16 @@ transformer has blocks of one resolution, whose attention is either of these two
 softmax over the tokens of text and image together (Esser et al. 2024, section 4).
 """
 
-from dataclasses import dataclass
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 from torch.nn import Module
 
 from ..errors import InvalidTypeError
-from .denoiser_call import called, unwrapped
+from .denoiser_call import called, compiled_parts, unwrapped
 from .families import TWO_FACTS, claimed, family_of, listed, registered
 from .family import Family, Joined
 from .layers import AttentionLayer
@@ -29,18 +31,30 @@ class Denoiser:
     family: Family
 
     @cached_property
+    def modules(self) -> dict[str, Module]:
+        """Every module inside all wrappings of the model, by path. A run walks through its model
+        here alone: make another denoiser once modules were replaced."""
+        return dict(unwrapped(self.model).named_modules())
+
+    @property
+    def compiled_parts(self) -> list[tuple[Any, str]]:
+        """Modules that are compiled now, see :func:`.denoiser_call.compiled_parts`."""
+        is_wrapped = self.model is not unwrapped(self.model)
+        return compiled_parts(self.model.modules() if is_wrapped else self.modules.values())
+
+    @cached_property
     def layers(self) -> list[AttentionLayer]:
         """Every attention layer in running order: in a UNet down, mid, up, with ``attn1`` before
         ``attn2`` in a block; in a transformer double-stream blocks before single-stream ones; in a
         custom model the order in which it was built. Raise TypeError for an unknown layer."""
-        return self.family.find_layers(unwrapped(self.model))
+        return self.family.find_layers(unwrapped(self.model), self.modules)
 
-    @property
-    def stands_in(self) -> Any | None:
-        """Model with the same layers that replaces the first in steps of little noise (Wan 2.2's
+    @cached_property
+    def stands_in(self) -> Denoiser | None:
+        """Denoiser with the same layers that replaces the first in steps of little noise (Wan 2.2's
         ``transformer_2``), or None."""
         other = called(getattr(self.pipeline, "transformer_2", None))
-        return None if other is self.model else other
+        return None if other in (None, self.model) else replace(self, model=other)
 
     @property
     def levels(self) -> int:

@@ -6,7 +6,7 @@ Every model has its own arguments for the timestep, the image's grid and the tex
 """
 
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any, cast
@@ -204,12 +204,6 @@ def head_count(attn: Model) -> int:
     return int(attn.heads if hasattr(attn, "heads") else attn.num_heads)
 
 
-def holds_processor(module: object) -> bool:
-    """Check whether a module is an attention module of diffusers: the processor that it holds does
-    the work. Most have a ``set_processor`` too, Mochi's do not."""
-    return hasattr(module, "processor")
-
-
 def innermost(processor: Any) -> Any:
     """Return the processor inside any wrappers that only observe."""
     while getattr(processor, "is_observer", False):
@@ -279,15 +273,17 @@ def _hands_on(forward: Callable[..., object]) -> bool:
 
 def is_compiled(model: Model) -> bool:
     """Check whether a model or a part of it was compiled, by ``torch.compile`` or ``compile()``."""
-    return any(compiled_parts(model))
+    return bool(compiled_parts(model.modules()))
 
 
-def compiled_parts(model: Model) -> Iterator[tuple[Any, str]]:
-    """Yield each compiled module with the attribute that holds its compiled call."""
-    for module in model.modules():
+def compiled_parts(modules: Iterable[Model]) -> list[tuple[Any, str]]:
+    """Return the compiled ones of some modules, with the attribute that holds the compiled call."""
+    found = []
+    for module in modules:
         held = vars(module)
         has_original = "_orig_mod" in module._modules
         if has_original and held.get("forward") != module._modules["_orig_mod"].__call__:
-            yield module, "forward"  # torch.compile(module)
+            found.append((module, "forward"))  # torch.compile(module)
         if held.get("_compiled_call_impl") is not None:
-            yield module, "_compiled_call_impl"  # module.compile()
+            found.append((module, "_compiled_call_impl"))  # module.compile()
+    return found

@@ -7,6 +7,8 @@ import math
 from functools import cached_property
 from typing import Any
 
+import torch
+
 from ..errors import InvalidTypeError, InvalidValueError, OptionError, refuse
 from ..files.videos import RATES, is_rate
 from .call_options import call_options, option_of
@@ -45,6 +47,13 @@ class PipelineFacts:
         """Model that is called once a step, with its family and its layers; raise TypeError for one
         of no known family."""
         return find_denoiser(self.pipe)
+
+    @cached_property
+    def device(self) -> torch.device:
+        """Device that the pipeline computes on; its weights may be elsewhere (offload). Diffusers
+        walks through all parts to tell it."""
+        device: torch.device = self.pipe._execution_device
+        return device
 
     @property
     def makes_videos(self) -> bool:

@@ -31,7 +31,6 @@ from .denoiser_call import (
     arguments,
     grid_of_patches,
     head_count,
-    holds_processor,
 )
 from .encoders import Reader
 from .layers import AttentionLayer, Kind, Place
@@ -170,13 +169,14 @@ class Family:
         base = next((cls for cls in kind.__mro__ if self.lists(cls)), None)
         return self.joined if base is not None and kind.forward is base.forward else None
 
-    def find_layers(self, model: Model) -> list[AttentionLayer]:
-        """Return every attention layer in running order.
+    def find_layers(self, model: Model, modules: Mapping[str, Module]) -> list[AttentionLayer]:
+        """Return every attention layer of a model with these modules, in running order.
 
         Raises:
             TypeError: an unknown layer, by name.
         """
-        held = [pair for pair in model.named_modules() if holds_processor(pair[1])]
+        # The processor does the work. Most have a set_processor too, Mochi's do not.
+        held = [pair for pair in modules.items() if hasattr(pair[1], "processor")]
         # A processor may be a module that holds another one (StyleAligned), and is no layer.
         processors = set[Module]()
         for _, module in held:

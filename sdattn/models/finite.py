@@ -83,14 +83,14 @@ def check_latents(latents: Tensor, step: int, pipe: Pipeline, options: Options) 
 def _watched(pipe: Pipeline) -> Iterator[tuple[nn.Module, str]]:
     """Yield each module of a pipeline to watch, and the kind of what it makes."""
     for name, part in pipe.components.items():
-        if not isinstance(part, nn.Module) or is_compiled(part) or name.startswith("audio_"):
+        if not isinstance(part, nn.Module) or name.startswith("audio_"):
             continue
         decoder = getattr(part, "decoder", None)
         decode = getattr(part, "decode", None)
         if isinstance(decoder, nn.Module) and decode is not None:
-            if not hasattr(decode, "_torchdynamo_orig_callable"):
+            if not (hasattr(decode, "_torchdynamo_orig_callable") or is_compiled(part)):
                 yield decoder, IMAGE
-        elif name.startswith("text_encoder"):
+        elif name.startswith("text_encoder") and not is_compiled(part):
             yield part, TEXT
 
 

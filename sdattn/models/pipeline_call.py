@@ -189,7 +189,7 @@ def _check_memory(facts: PipelineFacts, options: Options, prompts: int) -> None:
     # all images, and of one the autoencoder's last block: its input and its output
     vae = getattr(pipe, "vae", None)
     values = 0
-    if pipe.device.type == "cpu" and not getattr(vae, "use_tiling", False):
+    if facts.device.type == "cpu" and not getattr(vae, "use_tiling", False):
         values = 2 * next(iter(getattr(getattr(vae, "config", None), "block_out_channels", ())), 0)
     needed = height * width * (images * _BYTES_A_PIXEL + values * pipe.dtype.itemsize)
     memory = psutil.virtual_memory().total

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
@@ -15,7 +16,8 @@ from ..follow.run_part import RunPart
 from ..keep.keep import Steps
 from ..maps.heatmaps import Heatmaps
 from ..maps.requirements import known_steps
-from ..models.pipeline import Pipeline
+from ..models.facts import PipelineFacts
+from ..models.pipeline import Options, Pipeline
 from ..models.pipeline_call import named_bar
 from .info import Candidate
 from .preparing import Order, watch
@@ -24,6 +26,7 @@ from .sampling import draw, make_maps, sample
 
 CALLBACK = "callback_on_step_end"
 IMAGES = "num_images_per_prompt"
+DECIDE_AT = 0.4  # of the steps
 
 
 def check_candidates(order: Order, decide_at: float, at_once: bool) -> None:
@@ -40,14 +43,21 @@ def check_candidates(order: Order, decide_at: float, at_once: bool) -> None:
     if at_once and IMAGES not in order.facts.options:
         text = f"a {order.facts.name} has no {IMAGES}. Leave it out."
         raise OptionError("at_once", at_once, text)
+    check_decision(order.facts, order.options, decide_at)
+
+
+def check_decision(facts: PipelineFacts, options: Options, decide_at: float) -> None:
+    """Raise ValueError for a share of the steps by which a run cannot choose its seed."""
     if decide_at == 1:
         return
-    if CALLBACK not in order.facts.options:
-        text = f"a {order.facts.name} cannot be stopped between steps. Pass 1.0: all are drawn."
+    if CALLBACK not in facts.options:
+        text = f"a {facts.name} cannot be stopped between steps. Pass 1.0: all are drawn."
         raise OptionError("decide_at", decide_at, text)
-    steps = known_steps(order.facts, order.options)
+    steps = known_steps(facts, options)
     if not decide_at or (steps and not RunPart.of(decide_at).passes(steps)):
-        text = f"no step of this run's {steps or ''} has its middle in that part. Pass more."
+        of_run = f"of this run's {steps}" if steps else "of this run"
+        least = f"{math.ceil(500 / steps) / 1000:g} or more" if steps else "more"
+        text = f"no step {of_run} has its middle in that part. Pass {least}."
         raise OptionError("decide_at", decide_at, text)
 
 

@@ -12,7 +12,7 @@ from ..maps.presets import Preset
 from ..models.pipeline import Options, Pipeline
 from ..models.pipeline_call import one_at_a_time, options_of_image
 from ..models.values import checked_part, checked_whole, seeds_of
-from .candidates import best_of, check_candidates
+from .candidates import DECIDE_AT, best_of, check_candidates
 from .imagerun import Further, ImageRun
 from .preparing import Order, keep_small_steps, prepare
 from .run import Run
@@ -34,7 +34,7 @@ def generate(
     causal: bool = False,
     spots: bool = False,
     candidates: int = 1,
-    decide_at: float = 0.4,
+    decide_at: float = DECIDE_AT,
     at_once: bool = False,
     capture_options: Options | None = None,
     max_bytes: int | None = None,

@@ -16,7 +16,7 @@ from ..files.version import versions
 from ..files.videos import Video
 from ..follow.passes import CaptureWarning
 from ..keep.keep import Keep, Steps
-from ..loading.options import device_of, options_of
+from ..loading.options import options_of
 from ..maps.capture import MapStore, capture_kept
 from ..maps.captured import spot_maps
 from ..maps.details import details_of
@@ -242,7 +242,7 @@ def _common_settings(order: Order, store: MapStore) -> RunSettings:
         loading=options_of(pipe),
         options=in_json,
         options_left_out=sorted({*order.options, *order.python} - in_json.keys() - each_has),
-        device=device_of(pipe).type,
+        device=order.facts.device.type,
         dtype=str(pipe.dtype).removeprefix("torch."),
         timesteps=store.timesteps,
         captured=Captured(steps=store.steps, heads=store.heads, spots=order.spots or None),

@@ -15,6 +15,7 @@ from ..attention.calls import AttentionCall
 from ..attention.modes import no_autocast
 from ..follow.installer import Installation
 from ..look.sdpa import Unlike
+from ..models.denoiser_call import compiled_parts
 from .module_calls import ModuleCalls, SeenCall
 
 SEED = 735_299  # one that nobody draws a text from: a norm hides a text that is only longer
@@ -136,7 +137,7 @@ def tokens_seen(
     device = next(model.parameters(), torch.empty(0)).device
     buffers = {name: value.clone() for name, value in model.named_buffers()}
     with Installation() as installed, torch.random.fork_rng([device] * (device.type == "cuda")):
-        installed.run_eagerly(model)
+        installed.run_eagerly(compiled_parts(model.modules()))
         installed.undo(calls.close)
         calls.follow(installed, dict(model.named_modules()))
         torch.manual_seed(0)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..attention.core import level_grids
 from ..errors import InvalidValueError, OptionError, refuse
@@ -54,7 +54,7 @@ class ToldFamily(Family):
     text: Text
     image: slice | None = None
 
-    def find_layers(self, model: Model) -> list[AttentionLayer]:
+    def find_layers(self, model: Model, modules: Mapping[str, nn.Module]) -> list[AttentionLayer]:
         """Return none: they are known once the model ran."""
         return []
 

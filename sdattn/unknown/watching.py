@@ -21,7 +21,7 @@ from ..keep.map_store import CapturedMaps
 from ..keep.sums import Sum
 from ..look.sdpa import Unlike, kernel_name, no_softmax
 from ..models.denoiser import Denoiser
-from ..models.denoiser_call import called, unwrapped
+from ..models.denoiser_call import called, compiled_parts, unwrapped
 from ..models.families import listed
 from ..models.layers import AttentionLayer, LayerSelection, checked_kinds, fits_any, select_layers
 from .module_calls import ModuleCalls, SeenCall
@@ -42,7 +42,8 @@ def watch_unknown(
     watch = new_watch(model, store_class([], keep), keep)
     model, run, store = called(model), watch.run, watch.store
     with run.installed:
-        if run.installed.run_eagerly(model):
+        if compiled := compiled_parts(model.modules()):
+            run.installed.run_eagerly(compiled)
             warn_of_running_eagerly(model)
         run.subscribe(watch)
         run.watch(model)

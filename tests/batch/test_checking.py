@@ -15,7 +15,7 @@ from helpers.trees import tree
 from PIL import Image
 
 from sdattn.batch import checking, verify
-from sdattn.batch.checking import remove_litter
+from sdattn.batch.checking import remove_litter, write_summaries
 from sdattn.batch.gallery.sheets import make_sheet, tile_of_images
 from sdattn.batch.records import ShardFile, read_manifest, read_record, record_name
 from sdattn.files.addresses import Address
@@ -214,6 +214,23 @@ def test_a_runs_command_writes_damaged_summaries_again(model, tmp_path):
     assert len(verify(tmp_path / "run")[1]) == 1  # the others are compared with sound records only
     assert draw(model, tmp_path / "run", lines).before == 1
     assert tree(tmp_path / "run") == before and verify(tmp_path / "run") == (1, [])
+
+
+@each_format
+def test_a_row_is_asked_for_no_more_than_its_version_wrote(run, format):
+    record = read_record(run, 0)
+    fewer = ("score", "missing", "blanked")
+    rows = [{name: held for name, held in row.items() if name not in fewer} for row in record.rows]
+    assert rows != record.rows
+    older = type(record)(0, record.fingerprint, record.data, record.sheet, rows)
+    run.publish(record_name(0), older.packed())
+    write_summaries(run, read_manifest(run))
+    assert verify(run.root) == (3, [])
+    rows[0]["truncated"] = ["of another run"]  # what it has is compared
+    run.publish(record_name(0), older.packed())
+    write_summaries(run, read_manifest(run))
+    [problem] = verify(run.root)[1]
+    assert "its row is not what run.json says, of truncated" in problem
 
 
 def test_a_record_of_another_input_is_named_by_its_number_of_items(tmp_path):

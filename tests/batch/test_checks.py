@@ -55,6 +55,16 @@ def test_a_set_of_options_is_checked_once_good_or_bad(monkeypatch):
         ({"num_inference_steps": 1001}, "pass 1 to 1000, the scheduler's most"),
         ({"candidates": 0}, "candidates=0`: pass a whole number from 1"),
         ({"candidates": 2, "decide_at": 2}, "decide_at=2`: pass a number from 0 to 1"),
+        (
+            {"candidates": 2, "decide_at": 0.07, "num_inference_steps": 7},
+            "decide_at=0.07`: no step of this run's 7 has its middle in that part. Pass 0.072 or "
+            "more.",
+        ),
+        (
+            {"candidates": 2, "num_inference_steps": 1},
+            "decide_at=0.4`: no step of this run's 1 has",
+        ),
+        ({"candidates": 2, "decide_at": 0.009}, "Pass 0.01 or more"),  # of the pipeline's own 50
         ({"candidates": 2, "edit_to": "a red dog"}, "candidates is for an image, not an edit"),
         ({"negative_prompt": "dog", "guidance_scale": 1}, "`guidance_scale` above 1"),
         ({"words": ["<nothing>"]}, "'<nothing>' is not in the prompt. Its words are: a, red, cat"),

@@ -8,7 +8,7 @@ from helpers.tiny_pipelines import make_pipeline, make_small_unet
 
 from sdattn import AttentionStore, CaptureError, CaptureWarning, capture
 from sdattn.edit import register_attention_control
-from sdattn.follow.installer import Installation
+from sdattn.follow.installer import Installation, PassHooks
 from sdattn.models.denoiser import find_denoiser
 
 INPUTS = torch.ones(1, 4, 16, 16), 5, torch.linspace(-1, 1, 77 * 32).reshape(1, 77, 32)
@@ -64,6 +64,19 @@ def test_a_model_that_is_compiled_under_a_controller_is_refused():
         with pytest.raises(CaptureError, match="compiled.*AttentionStore"):
             unet(*INPUTS)
     assert store.cur_att_layer == 0
+
+
+@pytest.mark.parametrize("part", ["", "conv_in", "mid_block"])
+def test_no_hook_is_put_inside_of_what_is_compiled(part):
+    """A hook would break the graph; where another part is compiled, both are hooked."""
+    unet = make_unet()
+    unet.get_submodule(part).compile(backend="eager")
+    with Installation() as installed:
+        PassHooks(installed, unet, print, print)
+        assert unet._forward_hooks
+        hooked = [bool(one._forward_pre_hooks or one._forward_hooks) for one in unet.children()]
+        assert any(hooked) == (part == "mid_block")
+    assert not unet._forward_hooks
 
 
 @torch.no_grad()

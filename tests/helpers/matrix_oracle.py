@@ -66,7 +66,7 @@ def processors(model):
 def run_recorded(row, pipe, way, **more):
     """Latents (see ``Row.run``), what torch's attention did, and how often the model was called."""
     denoiser, calls = find_denoiser(pipe), []
-    models = [one for one in (denoiser.model, denoiser.stands_in) if one is not None]
+    models = [one.model for one in (denoiser, denoiser.stands_in) if one is not None]
     counters = [
         one.register_forward_hook(lambda *_: calls.append(running_call(pipe))) for one in models
     ]

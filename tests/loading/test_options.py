@@ -18,8 +18,9 @@ from sdattn import load_pipeline
 from sdattn.files.records import read_record
 from sdattn.loading.digests import digest_model
 from sdattn.loading.folder import PipelineFolder, _large, fitting_scheduler, quantized
-from sdattn.loading.options import LoadingOptions, device_of, options_of
+from sdattn.loading.options import LoadingOptions, options_of
 from sdattn.loading.weights import PipelineFiles
+from sdattn.models.facts import PipelineFacts
 from sdattn.models.families import registered
 from sdattn.runs.info import RunSettings
 
@@ -167,7 +168,7 @@ def test_both_denoisers_of_wan_2_2_are_quantized(second):
 def test_group_offload_leaves_images_and_the_record_as_they_are(whole_model):
     pipe = load_pipeline(whole_model, device="cpu", offload="group")
     plain = make_pipeline()
-    assert device_of(pipe).type == "cpu"
+    assert PipelineFacts(pipe).device.type == "cpu"
     found = draw(pipe)
     assert torch.allclose(found, draw(plain), atol=1e-3)
     with sdattn.capture(pipe):

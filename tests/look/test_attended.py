@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from helpers.capture_runs import run
+from helpers.largest import Largest
 from helpers.sums import running_pass, running_sum
 from helpers.tiny_pipelines import small_pipeline
 
@@ -12,7 +13,7 @@ from sdattn import capture
 from sdattn.attention import merge_heads, plain
 from sdattn.attention.calls import AttentionCall, ProjectedCall, row_index
 from sdattn.attention.device_copies import DeviceCopies
-from sdattn.look.attended import AmongKeys, GivenProbs, Softmax, softmax_of
+from sdattn.look.attended import AmongKeys, GivenProbs, Softmax, Turned, softmax_of
 from sdattn.look.projections import projected_call
 from sdattn.look.view import View
 
@@ -81,8 +82,11 @@ def test_every_way_is_the_softmax(way, rows, part, monkeypatch):
         for found in (some.every_head(columns), some.probs(slice(None), columns)):
             assert found.dtype == torch.float32
             torch.testing.assert_close(found.double(), wanted, atol=1e-6, rtol=0)
+        for heads in ([1], [1, 0]):
+            found = some.some_heads(heads, columns)
+            torch.testing.assert_close(found.double(), wanted[:, heads], atol=1e-6, rtol=0)
         sums = list(some.head_sums(columns))
-        assert len(sums) == (HEADS if part == 1 else 1)
+        assert len(sums) == (HEADS if part == 1 and way != "made" else 1)
         for total in (sum(sums), some.add_to(None, columns)):
             torch.testing.assert_close(total.double(), wanted.sum(1), atol=1e-6, rtol=0)
 
@@ -105,6 +109,33 @@ def test_videos_have_their_own_frames():
     assert call.batch == 2
     found = View().of(call).every_head(None)
     assert found.equal(expected.unflatten(2, (3, N))[:, :, :, 1:4, 2:5].flatten(2, 3))
+
+
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize("frames", [1, 3])
+@pytest.mark.parametrize("way", ["handed", "made"])
+def test_heads_are_chosen_before_they_are_made(way, frames, turned):
+    looks = View().of(WAYS[way][0]())
+    some = Turned(looks) if turned else looks
+    some = some.together(frames) if frames > 1 else some
+    wanted = softmax(KEY).mT if turned else softmax(KEY)
+    wanted = torch.cat([*wanted], dim=1)[None] if frames > 1 else wanted
+    with Largest() as largest:
+        found = some.some_heads([1], None)
+    torch.testing.assert_close(found.double(), wanted[:, [1]], atol=1e-6, rtol=0)
+    assert largest.numel <= max(B * N * T, QUERY.numel())
+
+
+def test_what_is_made_of_given_probabilities_stays_when_they_change():
+    probs = softmax(KEY).float()
+    looks = GivenProbs(probs[:, :1])
+    made = [looks.every_head(None), looks.some_heads([0], None), *looks.head_sums(None)]
+    made += [looks.add_to(None, None), looks.every_head([1, 0])]
+    before = [one.clone() for one in made]
+    probs.zero_()
+    assert all(
+        torch.equal(one, other) and one.any() for one, other in zip(made, before, strict=True)
+    )
 
 
 def test_rows_in_a_row_are_a_view():

@@ -10,7 +10,7 @@ import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
 from accelerate.utils import compile_regions
-from diffusers import UNet2DConditionModel
+from diffusers import FirstBlockCacheConfig, UNet2DConditionModel
 from helpers.followers import attached, captured, registered
 from helpers.foreign import WIDTH, by_heads, tokens_of
 from helpers.joint_models import inputs
@@ -27,6 +27,7 @@ from torch.optim.swa_utils import AveragedModel
 
 import sdattn
 from sdattn.edit import guide, inside
+from sdattn.models.caches import is_cached
 from sdattn.models.denoiser import find_denoiser
 from sdattn.models.denoiser_call import called, unwrapped
 
@@ -257,12 +258,19 @@ def test_the_second_model_of_a_pipeline_may_be_wrapped():
     pipe = wan_of_two()
     second = pipe.transformer_2
     pipe.transformer_2 = lora(second)
-    assert find_denoiser(pipe).stands_in is second
+    assert find_denoiser(pipe).stands_in.model is second
     first = pipe.transformer
     pipe.transformer = pipe.transformer_2
     assert find_denoiser(pipe).stands_in is None
     pipe.transformer = compiled(first)
     assert find_denoiser(pipe).model is pipe.transformer
+
+
+def test_a_cache_of_the_second_model_is_seen():
+    pipe = wan_of_two()
+    assert not is_cached(find_denoiser(pipe))
+    pipe.transformer_2.enable_cache(FirstBlockCacheConfig())
+    assert is_cached(find_denoiser(pipe))
 
 
 @torch.no_grad()

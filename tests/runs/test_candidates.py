@@ -153,6 +153,13 @@ def test_a_run_that_begins_otherwise_runs_its_model(pipe, calls):
         drawn(1)
         hook.remove()
     assert len(calls) == 30
+    with first.given_back():
+        activation = pipe.unet.conv_act
+        pipe.unet.conv_act = torch.nn.Sequential(activation)  # a module that was not there before
+        pipe.unet.conv_act.register_forward_hook(lambda *_: None)
+        drawn(1)
+        pipe.unet.conv_act = activation
+    assert len(calls) == 40
     assert np.array_equal(again, drawn(1)) and np.array_equal(other, drawn(2))
 
 
@@ -241,7 +248,10 @@ def test_early_maps_are_those_of_the_first_steps_whatever_the_run_keeps(pipe):
         ({"candidates": 2.5}, "candidates=2.5"),
         ({"candidates": 2, "decide_at": 1.5}, "decide_at=1.5`: pass a number from 0 to 1"),
         ({"candidates": 2, "decide_at": 0}, "decide_at=0"),
-        ({"candidates": 2, "decide_at": 0.04}, "decide_at=0.04.*10 has its middle"),
+        (
+            {"candidates": 2, "decide_at": 0.04},
+            "decide_at=0.04.*10 has its middle.*Pass 0.05 or more",
+        ),
         ({"candidates": 2, "num_images_per_prompt": 2}, "one image of one prompt"),
         ({"candidates": 2, "prompt": ["a cat", "a dog"]}, "one image of one prompt"),
         ({"candidates": 3, "seed": [1, 2]}, "makes 3 image"),

@@ -169,3 +169,32 @@ def test_a_small_run_keeps_its_steps_and_a_larger_one_their_mean(monkeypatch):
         monkeypatch.setattr(preparing, "SMALL", most)
         run = generate(pipe, PROMPT, max_bytes=limit, **QUICK)
         assert (run[0].details.steps is not None) == keeps
+
+
+def test_a_run_walks_through_its_model_once(monkeypatch):
+    """More often than the pipeline's own call, and than diffusers' answer to one question for the
+    device."""
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # else its weights are counted
+    pipe = small_pipeline()
+    names = torch.nn.Module.named_modules
+    walks = []
+
+    def walk(module, memo=None, *args, **kwargs):
+        found = names(module, memo, *args, **kwargs)
+        if module is not pipe.unet or memo is not None:
+            return found
+        found = list(found)
+        walks.append(len(found))
+        return iter(found)
+
+    def walks_of(call):
+        walks.clear()
+        call()
+        return len(walks)
+
+    monkeypatch.setattr(torch.nn.Module, "named_modules", walk)
+    plain = walks_of(lambda: pipe(PROMPT, **QUICK))
+    device = walks_of(lambda: pipe._execution_device)
+    for options in ({}, {"refine": "self", "spots": True}):
+        run = walks_of(lambda options=options: generate(pipe, PROMPT, **options, **QUICK))
+        assert run == plain + device + 1

@@ -1,5 +1,7 @@
 """Your own models, whose attention is all :class:`sdattn.attention.MultiHeadAttention`."""
 
+from collections.abc import Mapping
+
 from torch import Tensor, nn
 
 from ...attention import MultiHeadAttention
@@ -23,9 +25,8 @@ class OwnModels(Family):
     def recognises(self, model: Model) -> bool:
         return is_own(model)
 
-    def find_layers(self, model: Model) -> list[AttentionLayer]:
-        held = model.named_modules()
-        own = [pair for pair in held if isinstance(pair[1], MultiHeadAttention)]
+    def find_layers(self, model: Model, modules: Mapping[str, nn.Module]) -> list[AttentionLayer]:
+        own = [pair for pair in modules.items() if isinstance(pair[1], MultiHeadAttention)]
         return [self.describe(model, *pair) for pair in own]
 
     def describe(self, _model: Model, name: str, module: nn.Module) -> AttentionLayer:

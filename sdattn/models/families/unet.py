@@ -4,7 +4,7 @@
 blocks, 1 mid, 3 in each of 3 up blocks), so 32 layers.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -47,8 +47,9 @@ class UNets(Family):
     def recognises(self, model: Model) -> bool:
         return is_unet(model) and not self.video
 
-    def find_layers(self, model: Model) -> list[AttentionLayer]:
-        return sorted(super().find_layers(model), key=lambda layer: PLACES.index(layer.place))
+    def find_layers(self, model: Model, modules: Mapping[str, Module]) -> list[AttentionLayer]:
+        found = super().find_layers(model, modules)
+        return sorted(found, key=lambda layer: PLACES.index(layer.place))
 
     def describe(self, model: Model, name: str, module: Module) -> AttentionLayer:
         place = next((place for place in PLACES if name.startswith(place)), None)
