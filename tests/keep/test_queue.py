@@ -14,7 +14,7 @@ import pytest
 import torch
 from diffusers.models.attention_processor import AttnProcessor2_0, FusedAttnProcessor2_0
 from helpers.capture_runs import oracle, record_inputs
-from helpers.sums import running_sum
+from helpers.sums import running_pass, running_sum
 from helpers.tiny_pipelines import make_unet
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -347,6 +347,103 @@ def test_layers_that_differ_are_computed_apart(heads, dtypes, groups):
     for (held, _, _), one in zip(sums, right, strict=True):
         torch.testing.assert_close(held.map().flatten(1, 2).double(), one, atol=1e-6, rtol=0)
     assert groups == [1, 1] * 2
+
+
+def wider(query, key, rows):
+    return query.repeat(1, 1, 2), key.repeat(1, 1, 2), rows
+
+
+def of_more_keys(query, key, rows):
+    return query, key.repeat(1, 2, 1), rows
+
+
+def of_half_type(query, key, rows):
+    return query.bfloat16(), key.bfloat16(), rows
+
+
+def with_a_key_of_half_type(query, key, rows):
+    return query, key.bfloat16(), rows
+
+
+def in_a_larger_batch(query, key, rows):
+    return query.repeat(2, 1, 1), key.repeat(2, 1, 1), rows
+
+
+def of_later_rows(query, key, rows):
+    return query.repeat(2, 1, 1) * 2, key.repeat(2, 1, 1), tuple(row + 2 for row in rows)
+
+
+def of_rows_apart(query, key, rows):
+    return query.repeat(2, 1, 1), key.repeat(2, 1, 1), (0, 3)
+
+
+def not_contiguous(query, key, rows):
+    return query.mT.contiguous().mT, key.flip(1), rows
+
+
+def of_another_class(query, key, rows):
+    return query.as_subclass(Other), key.as_subclass(Other), rows
+
+
+def with_a_graph(query, key, rows):
+    return query.requires_grad_(), key, rows
+
+
+def skipped(query, key, rows):
+    return None
+
+
+CHANGES = [
+    wider,
+    of_more_keys,
+    of_half_type,
+    with_a_key_of_half_type,
+    in_a_larger_batch,
+    of_later_rows,
+    of_rows_apart,
+    not_contiguous,
+    of_another_class,
+    with_a_graph,
+    skipped,
+]
+
+
+@pytest.mark.parametrize("steps", ["mean", "last"])
+@pytest.mark.parametrize("all_of_them", [False, True], ids=["one layer", "all layers"])
+@pytest.mark.parametrize("changed", [1, 2, 3], ids=["second", "third", "last"])
+@pytest.mark.parametrize("change", CHANGES)
+def test_calls_that_change_in_a_later_pass(change, changed, all_of_them, steps):
+    """In one pass of four, the calls of one of three layers, or of all, are others."""
+    generator = torch.Generator().manual_seed(0)
+    waiting = queue.Queue()
+    every = []
+    for number in range(3):
+        held = running_sum(tokens=[4, 0], steps=steps)
+        held.layer = replace(held.layer, name=f"layer {number}")
+        held.queue = waiting
+        every.append((held, []))
+    for time in range(4):
+        for number, (held, right) in enumerate(every):
+            given = *(torch.randn(2, n, 8, generator=generator) for n in (4, 5)), (0, 1)
+            if time == changed and (all_of_them or number == 1):
+                given = change(*given)
+                if given is None:
+                    continue
+            query, key, rows = given
+            held.running = running_pass(len(query), rows)
+            held.take(ProjectedCall(query, key, 2))
+            query, key = (
+                x[list(rows)].detach().as_subclass(torch.Tensor).double() for x in (query, key)
+            )
+            query, key = (x.unflatten(-1, (2, -1)).transpose(1, 2) for x in (query, key))
+            scores = query @ key.mT / query.shape[-1] ** 0.5
+            right.append(scores.softmax(-1).mean(1)[..., [4, 0]])
+        waiting.end_pass()
+    for held, right in every:
+        mean = right[-1] if steps == "last" else torch.stack(right).mean(0)
+        found = held.map().as_subclass(torch.Tensor)
+        assert not found.requires_grad
+        torch.testing.assert_close(found.flatten(1, 2).double(), mean, atol=1e-6, rtol=0)
 
 
 class Count(TorchDispatchMode):
