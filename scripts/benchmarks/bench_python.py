@@ -143,7 +143,7 @@ def added_microseconds(unet: Any) -> list[float]:
     for name in names(unet):
         with sdattn.capture(pipe_of(unet), guidance="batch") as store:
             unet(*inputs())  # the first pass of a run is another
-            in_pass(unet, lambda layer, call: compare(layer, again(store, call)), name)  # noqa: B023
+            in_pass(unet, lambda layer, call: compare(layer, again(store, call)), name)
     return added
 
 

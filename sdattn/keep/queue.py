@@ -20,8 +20,8 @@ from ..look.attended import Columns, HeadSums, softmax_of
 from ..models.layers import AttentionLayer
 from .layer_part import LayerPart
 
-# Bytes of the copies, by kind of device; where there are more, some are worked off before the pass
-# ends. On GPUs the bound is not measured yet.
+# Bytes of memory for the copies, by kind of device; if a pass has more, some are worked off before
+# it ends. On GPUs the bound is not measured yet.
 MAX_QUEUED_BYTES = {"cpu": 8 << 20}
 MAX_QUEUED_BYTES_ELSEWHERE = 64 << 20
 # Numbers in a layer's query and key up to which it waits on a CPU: copying larger ones costs more
@@ -145,9 +145,8 @@ class _Stack:
             sums = torch.stack(held, dim=1)
             for one, own in zip(layer_sums, sums.unbind(1), strict=True):
                 one.total = own
-            for names in [names for names in self._sums if not set(names).isdisjoint(layer_sums)]:
-                del self._sums[names]
-            self._sums[layer_sums] = sums
+            others = [one for one in self._sums if set(one).isdisjoint(layer_sums)]
+            self._sums = {one: self._sums[one] for one in others} | {layer_sums: sums}
         return sums
 
 
@@ -200,7 +199,7 @@ class Queue:
         for left, kind in zip(range(len(gaining), 0, -1), gaining, strict=True):
             most = MAX_QUEUED_BYTES.get(kind.device.type, MAX_QUEUED_BYTES_ELSEWHERE)
             number = min(new[kind], (most - self._bytes) // left // kind.nbytes)
-            if number > 0:
+            if number >= min(new[kind], 2):
                 with own_arithmetic():
                     self._stacks[kind] = _Stack(kind, number)
                 self._bytes += number * kind.nbytes

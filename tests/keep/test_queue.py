@@ -1,13 +1,10 @@
 """Calls of several layers computed together, when the model's pass ends, against float64."""
 
 import gc
-import random
 import re
 import weakref
 from dataclasses import replace
 from functools import partial
-from itertools import permutations, product
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -19,7 +16,7 @@ from helpers.tiny_pipelines import make_unet
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from sdattn import CaptureError, CaptureWarning, capture
+from sdattn import CaptureWarning, capture
 from sdattn.attention import MultiHeadAttention, plain
 from sdattn.attention.calls import ProjectedCall
 from sdattn.keep import queue
