@@ -104,8 +104,8 @@ class Sum:
             self.rows_apart[kind] = before.fmax(apart) if before.shape == apart.shape else apart
         if rows == ():  # a cache guesses what these rows would make
             return
-        is_slice = isinstance(rows, slice)
-        if is_slice and self.may_wait and running.frame_rows == 1 and may_wait(call):
+        can_wait = self.may_wait and running.frame_rows == 1
+        if can_wait and isinstance(rows, slice) and may_wait(call):
             part = self._check(call, running)
             self.added.append(running)
             self.queue.put(self, part, call, rows)
