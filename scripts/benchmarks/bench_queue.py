@@ -8,13 +8,19 @@ kept. The ratio is of CPU time (on a GPU of time): five layers together, to one 
 """
 
 import statistics
+import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 
 from sdattn.attention.calls import ProjectedCall
-from sdattn.look.attended import softmax_of
+from sdattn.follow.passes import Pass
+from sdattn.keep import queue
+from sdattn.keep.keep import Keep
+from sdattn.keep.sums import Sum
+from sdattn.models.layers import AttentionLayer
 
 from .machine import machine_name
 
@@ -52,16 +58,29 @@ def measure(cells: int, heads: int, width: int, device: str) -> tuple[list[float
         [torch.randn(2, length, heads * width, device=device) for length in (cells, KEYS)]
         for _ in range(LAYERS)
     ]
-    sums = torch.zeros(LAYERS, cells, KEYS, device=device)
+    calls = [ProjectedCall(query, key, heads) for query, key in made]
     other = torch.zeros(1 << 21, device=device)  # what runs between two passes fills the caches
+    order = "unconditional", "conditional"
+    begun = Pass(0.0, None, 2, order, (1,), ("conditional",))
+    layer = AttentionLayer("layer", "mid", "cross", 0, heads, None)
+    ways = {}
+    for name in ("apart", "together"):
+        waiting = queue.Queue()
+        ways[name] = [Sum(replace(layer, name=str(n)), Keep(), waiting) for n in range(LAYERS)]
+
+    def run(name: str) -> None:
+        """Run a pass, of which what is put together is added at its end."""
+        for layer_sum, call in zip(ways[name], calls, strict=True):
+            layer_sum.running = replace(begun)
+            layer_sum.take(call)
+        if name == "together":
+            layer_sum.queue.end_pass()
 
     def apart() -> None:
-        for (query, key), total in zip(made, sums.split(1), strict=True):
-            softmax_of(ProjectedCall(query, key, heads).of_rows(KEPT)).add_to(total, None)
+        run("apart")
 
     def together() -> None:
-        several = [ProjectedCall(query, key, heads) for query, key in made]
-        softmax_of(ProjectedCall.joined(several, KEPT)).add_to(sums, None)
+        run("together")
 
     def seconds(work: Callable[[], None]) -> float:
         other.add_(1)
@@ -74,6 +93,7 @@ def measure(cells: int, heads: int, width: int, device: str) -> tuple[list[float
             torch.cuda.synchronize()
         return clock() - start
 
+    queue.SMALL_ON_CPU = sys.maxsize  # all of them wait
     rounds = [(seconds(apart), seconds(together)) for _ in range(40)][5:]
     first, second = zip(*rounds, strict=True)
     return list(first), list(second)

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-import torch
 from torch import Tensor
 
 from .core import causal_mask, split_heads
@@ -180,14 +179,6 @@ class ProjectedCall:
         query = chosen_rows(self.query, rows)
         key = chosen_rows(self.key, rows)
         return AttentionCall(split_heads(query, self.heads), split_heads(key, self.heads))
-
-    @staticmethod
-    def joined(several: Sequence[ProjectedCall], rows: Rows) -> AttentionCall:
-        """Return some rows of several of one shape as one call, row after row."""
-        heads = several[0].heads
-        query = chosen_rows(torch.stack([one.query for one in several]), rows, 1).flatten(0, 1)
-        key = chosen_rows(torch.stack([one.key for one in several]), rows, 1).flatten(0, 1)
-        return AttentionCall(split_heads(query, heads), split_heads(key, heads))
 
 
 def four_axes(mask: Tensor | None) -> Tensor | None:

@@ -143,8 +143,12 @@ class Installation:
         """Return the layers whose last installed processor is out of use, with the one in use."""
         found = []
         for place in self._places.values():
+            if not place.ours:
+                continue
+            ours = place.ours[-1]
             held = place.layer.module.processor
-            if place.ours and not _is_in_use(place.ours[-1], held):
+            # Asked in every pass; nobody else's observer lies outside as a rule.
+            if held is not ours and all(part is not ours for part in _wrapped(held)):
                 found.append((place.layer, innermost(held)))
         return found
 
@@ -251,11 +255,6 @@ def put_innermost(module: Any, processor: Any) -> None:
 def _put_under(observer: Any, processor: Any) -> None:
     del observer.inner  # a module may not be overwritten by a plain object
     observer.inner = processor
-
-
-def _is_in_use(ours: Any, processor: Any) -> bool:
-    # Asked for every layer of every pass; nobody else's observer lies outside as a rule.
-    return processor is ours or any(part is ours for part in _wrapped(processor))
 
 
 def _wrapped(processor: Any) -> Iterator[Any]:

@@ -255,7 +255,7 @@ class PassReader:
         branches = BRANCHES[self._branch]
         if not set(branches) <= set(rows):
             return None
-        kept = list[tuple[int, Branch]]()
+        kept: list[tuple[int, Branch]] = []  # a list of this type by name costs far more
         for name in branches:
             kept += [(row, name) for row in every[rows[name]]]
         return kept

@@ -279,7 +279,7 @@ class CapturedMaps:
 
     def end_pass(self) -> None:
         """Note that the running pass has ended, and add what waited for that."""
-        self.queue.work_off()
+        self.queue.end_pass()
         self._rest()
 
     def drop_pass(self) -> None:

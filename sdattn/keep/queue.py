@@ -1,38 +1,33 @@
-"""`Queue`: while the model runs, plain layers only hand over query and key; when its pass ends,
-what they attended to is computed for all layers of one shape together."""
+"""`Queue`: while the model runs, plain layers only leave a copy of their query and key; when its
+pass ends, what they attended to is computed for all layers of one shape together."""
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections import defaultdict
+import math
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Protocol, TypeGuard, cast
+from typing import NamedTuple, Protocol, TypeGuard, cast
 
 import torch
 from torch import Tensor
 
-from ..attention.calls import LayerCall, ProjectedCall, Rows
-from ..attention.modes import own_arithmetic
-from ..attention.plain import at_a_time
+from ..attention import plain
+from ..attention.calls import LayerCall, ProjectedCall, chosen_rows
+from ..attention.core import split_heads
+from ..attention.modes import no_autocast, own_arithmetic
 from ..follow.passes import Pass
-from ..look.attended import HeadSums, softmax_of
+from ..look.attended import Columns, HeadSums, softmax_of
 from ..models.layers import AttentionLayer
-from .keep import Keep
 from .layer_part import LayerPart
 
-# Bytes of query and key that wait, by kind of device; more is worked off before the pass ends. What
-# was added last is held too, up to as many. On GPUs the bound is not measured yet.
+# Bytes of memory for the copies, by kind of device; if a pass has more, some are worked off before
+# it ends. On GPUs the bound is not measured yet.
 MAX_QUEUED_BYTES = {"cpu": 8 << 20}
 MAX_QUEUED_BYTES_ELSEWHERE = 64 << 20
-# Numbers in a layer's query and key up to which it waits on a CPU: joining larger ones costs more
+# Numbers in a layer's query and key up to which it waits on a CPU: copying larger ones costs more
 # than it saves (scripts/benchmarks/bench_queue.py).
 SMALL_ON_CPU = 1 << 16
 
-_WRITTEN = (
-    "Something wrote into the query or key of {} after the layer had run, and had not done so in "
-    "the first step, so what it attended to is lost. Leave this layer out (layers=…)."
-)
 _FAILED = (
     "The attention of {} could not be added up when the model's call ended, so its maps lack that "
     "call. Enter capture() again for a whole run."
@@ -40,188 +35,198 @@ _FAILED = (
 
 
 def may_wait(call: LayerCall) -> TypeGuard[ProjectedCall]:
-    """Check whether what a call attended to can be computed later, and is small enough."""
-    if not isinstance(call, ProjectedCall):
-        return False
-    query = call.query
-    key = call.key
-    if query.is_inference() or query.requires_grad or key.requires_grad:
-        return False  # no versions are counted; a graph would be held
-    if type(query) is not Tensor or type(key) is not Tensor:
-        return False  # may have no memory of its own
-    return query.device.type != "cpu" or query.numel() + key.numel() <= SMALL_ON_CPU
+    """Check whether what a call attended to can be computed later, from copies."""
+    # Another class of tensors may have no memory of its own.
+    return isinstance(call, ProjectedCall) and type(call.query) is type(call.key) is Tensor
 
 
 class Receiver(Protocol):
     """A layer's sum as a queue sees it, see :class:`sdattn.keep.sums.Sum`."""
 
     layer: AttentionLayer
-    keep: Keep
     added: list[Pass]
     total: Tensor | None
-    may_wait: bool
-    is_trusted: bool
     problem: str
 
     def add_now(self, part: LayerPart, attended: HeadSums) -> None: ...
 
 
-@dataclass(slots=True, eq=False)
-class _Entry:
-    """One call of a layer: where it is added, and the versions and memory of its query and key."""
+class _Kind(NamedTuple):
+    """What is the same in calls that are computed together."""
 
-    layer_sum: Receiver
-    part: LayerPart
-    call: ProjectedCall
-    rows: Rows
-    versions: tuple[int, int]
-    memory: tuple[tuple[int, int], ...]  # (first address, one behind the last) of each
-    is_added: bool  # only watched for somebody who writes into its query or key
+    query: torch.Size  # [B, N, heads*d]
+    key: torch.Size  # [B, T, heads*d]
+    dtype: torch.dtype
+    key_dtype: torch.dtype
+    device: torch.device
+    heads: int
+    first: int | None  # row that is kept, and the one after the last
+    last: int | None
+    columns: Columns
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of one call's query and key."""
+        of_query = self.query.numel() * self.dtype.itemsize
+        return of_query + self.key.numel() * self.key_dtype.itemsize
+
+    def gains(self) -> bool:
+        """Check whether computing several calls together costs less than one after the other."""
+        is_cpu = self.device.type == "cpu"
+        if is_cpu and self.query.numel() + self.key.numel() > SMALL_ON_CPU:
+            return False
+        rows = len(range(self.query[0])[self.first : self.last])
+        each = rows * self.heads * self.query[1] * self.key[1]
+        return 2 * each <= plain.at_a_time(self.device)
+
+
+class _Stack:
+    """Memory for copies of queries and keys of one kind of call, used again in each pass, and the
+    sums of the layers that wait, which are parts of one tensor."""
+
+    def __init__(self, kind: _Kind, number: int):
+        self.kind = kind
+        self.heads = kind.heads
+        self.rows = slice(kind.first, kind.last)
+        (batch, cells, width), keys, device = kind.query, kind.key[1], kind.device
+        # The batch, the layers and the heads follow each other in memory, so that rows of the batch
+        # of all layers, by head, are a view.
+        shape = batch, number, width
+        self.query = torch.empty(cells, *shape, dtype=kind.dtype, device=device).movedim(0, 2)
+        self.key = torch.empty(keys, *shape, dtype=kind.key_dtype, device=device).movedim(0, 2)
+        self.places = list(zip(self.query.unbind(1), self.key.unbind(1), strict=True))
+        self.waiting: list[tuple[Receiver, LayerPart]] = []
+        self._every = self._of_first(number)
+        self._sums: dict[tuple[Receiver, ...], Tensor] = {}
+
+    def put(self, layer_sum: Receiver, part: LayerPart, call: ProjectedCall) -> None:
+        """Copy a call's query and key to the next place."""
+        query, key = self.places[len(self.waiting)]
+        query.copy_(call.query)
+        key.copy_(call.key)
+        self.waiting.append((layer_sum, part))
+
+    def add(self) -> None:
+        """Add what waits to its layers' sums."""
+        layer_sums = tuple([one for one, _ in self.waiting])
+        number = len(layer_sums)
+        if len(set(layer_sums)) < number:  # one ran twice
+            for (layer_sum, part), given in zip(self.waiting, self.places, strict=False):
+                call = ProjectedCall(*given, self.heads).of_rows(self.rows)
+                layer_sum.add_now(part, softmax_of(call))
+        else:
+            sums = self._joined(layer_sums)
+            part = self.waiting[0][1]
+            if part.keep.steps.last:
+                sums.zero_()
+            query, key = self._every if number == len(self.places) else self._of_first(number)
+            scale = 1 / math.sqrt(query.shape[-1])
+            plain.add_softmax(sums.flatten(0, 1), query, key, None, scale, part.columns)
+        self.waiting.clear()
+
+    def _of_first(self, number: int) -> list[Tensor]:
+        """Return the kept rows of the first calls as those of one call, query and key ``[images *
+        number, heads, N or T, d]``."""
+        found = []
+        for copies in (self.query, self.key):
+            some = chosen_rows(copies[:, :number], self.rows)  # [images, number, N or T, heads*d]
+            found.append(split_heads(some.flatten(0, 1), self.heads))
+        return found
+
+    def _joined(self, layer_sums: tuple[Receiver, ...]) -> Tensor:
+        """Return the sums of these layers in one tensor ``[images, layers, N, columns]``, of which
+        each layer has its part."""
+        sums = self._sums.get(layer_sums)
+        held = [cast(Tensor, one.total) for one in layer_sums]  # each layer's first call made it
+        for own in held:
+            if own._base is not sums:
+                sums = None
+        if sums is None:
+            sums = torch.stack(held, dim=1)
+            for one, own in zip(layer_sums, sums.unbind(1), strict=True):
+                one.total = own
+            others = [one for one in self._sums if set(one).isdisjoint(layer_sums)]
+            self._sums = {one: self._sums[one] for one in others} | {layer_sums: sums}
+        return sums
 
 
 class Queue:
     """Calls that wait to be added to their layers' sums.
 
-    A query or key that somebody writes into while it waits would make a wrong map. torch counts its
-    own writes (rotary embeddings in place, say), but not what a CUDA graph or a kernel writes into
-    a workspace that it uses again. A workspace is known by its memory: the tensors that wait, and
-    the ones that were added last, are held, so that a new tensor cannot share memory with them.
-    Each layer's first call is added at once, and watched. A layer that was written into, or that
-    shares memory, waits no more.
+    The calls of a kind that was not seen before are added at once. From the next pass on they leave
+    copies of query and key, which nobody can have written into yet, as the layer has just run.
     """
 
     def __init__(self) -> None:
-        self._waiting: list[_Entry] = []
+        self._stacks: dict[_Kind, _Stack | None] = {}  # None: added at once
+        self._new: Counter[_Kind] = Counter()  # calls of kinds that have no stack yet
         self._bytes = 0
-        self._last: list[_Entry] = []  # that were added last, whose memory is held
-        self._starts: list[int] = []  # of that memory, in parts that do not overlap
-        self._ends: list[int] = []
-        self._groups: dict[tuple[str, ...], Tensor] = {}  # sums by their layers' names
 
-    def put(self, layer_sum: Receiver, part: LayerPart, call: ProjectedCall, rows: Rows) -> None:
-        """Add some rows of a call to its layer's sum: at once if the layer is not known to leave
-        its query and key alone, else later."""
+    def put(self, layer_sum: Receiver, part: LayerPart, call: ProjectedCall, rows: slice) -> None:
+        """Add some rows of a call to its layer's sum, later if there is a place for it, else at
+        once."""
         query = call.query
         key = call.key
-        of_query = query.untyped_storage()
-        of_key = key.untyped_storage()
-        start = of_query.data_ptr()
-        memory = [(start, start + of_query.nbytes())]
-        start = of_key.data_ptr()
-        memory.append((start, start + of_key.nbytes()))
-        for start, end in memory:
-            before = bisect_left(self._starts, end) - 1
-            if before >= 0 and self._ends[before] > start:
-                layer_sum.may_wait = False  # that memory is still held
-        is_added = layer_sum.total is None or not (layer_sum.is_trusted and layer_sum.may_wait)
-        if is_added:
-            layer_sum.add_now(part, softmax_of(call.of_rows(rows)))
-        versions = query._version, key._version
-        entry = _Entry(layer_sum, part, call, rows, versions, tuple(memory), is_added)
-        self._waiting.append(entry)
-        self._bytes += query.nbytes + key.nbytes
-        if self._bytes > MAX_QUEUED_BYTES.get(query.device.type, MAX_QUEUED_BYTES_ELSEWHERE):
-            self.work_off()
+        of_key = key.shape, query.dtype, key.dtype, query.device
+        kind = _Kind(query.shape, *of_key, call.heads, rows.start, rows.stop, part.columns)
+        stack = self._stacks.get(kind)
+        if stack is None or layer_sum.total is None:
+            if kind not in self._stacks:
+                self._new[kind] += 1
+            with no_autocast():
+                layer_sum.add_now(part, softmax_of(call.of_rows(rows)))
+            return
+        if len(stack.waiting) == len(stack.places):
+            self._add([stack])
+        stack.put(layer_sum, part, call)
 
     def work_off(self) -> None:
         """Add what waits; between two passes nothing does."""
-        waiting = self._waiting
-        if not waiting:
+        waiting = [stack for stack in self._stacks.values() if stack is not None and stack.waiting]
+        if waiting:
+            self._add(waiting)
+
+    def end_pass(self) -> None:
+        """Add what waits, and make a stack for each new kind of call that gains by it, as far as
+        the bytes reach."""
+        self.work_off()
+        if not self._new:
             return
-        self._waiting = []
-        self._bytes = 0
-        shared = self._hold(waiting)
-        groups: dict[object, list[_Entry]] = defaultdict(list)
-        for number, entry in enumerate(waiting):
-            call = entry.call
-            layer_sum = entry.layer_sum
-            if number in shared or (call.query._version, call.key._version) != entry.versions:
-                layer_sum.may_wait = False
-                if not entry.is_added:
-                    layer_sum.problem = _WRITTEN.format(layer_sum.layer.name)
-            elif entry.is_added:
-                layer_sum.is_trusted = True
-            else:
-                query = call.query
-                kind = query.shape, call.key.shape, call.heads, query.dtype, query.device
-                groups[kind, id(entry.rows), entry.part.columns].append(entry)
+        new = self._new
+        self._new = Counter()
+        self._stacks.update(dict.fromkeys(new))
+        gaining = [kind for kind in new if kind.gains()]
+        for left, kind in zip(range(len(gaining), 0, -1), gaining, strict=True):
+            most = MAX_QUEUED_BYTES.get(kind.device.type, MAX_QUEUED_BYTES_ELSEWHERE)
+            number = min(new[kind], (most - self._bytes) // left // kind.nbytes)
+            if number >= min(new[kind], 2):
+                with own_arithmetic():
+                    self._stacks[kind] = _Stack(kind, number)
+                self._bytes += number * kind.nbytes
+
+    def _add(self, stacks: Sequence[_Stack]) -> None:
         try:
             with own_arithmetic():
-                for entries in groups.values():
-                    self._add(entries)
+                for stack in stacks:
+                    stack.add()
         except BaseException:
-            for entries in groups.values():
-                for entry in entries:
-                    entry.layer_sum.problem = _FAILED.format(entry.layer_sum.layer.name)
+            for stack in stacks:
+                for layer_sum, _ in stack.waiting:
+                    layer_sum.problem = _FAILED.format(layer_sum.layer.name)
+                stack.waiting.clear()
             raise
-
-    def _hold(self, waiting: list[_Entry]) -> set[int]:
-        """Hold the memory of these calls until the next are added, and return the numbers of those
-        that share some with another call."""
-        self._last = waiting
-        self._starts = []
-        self._ends = []
-        parts: list[tuple[int, int, int]] = []
-        for number, entry in enumerate(waiting):
-            for start, end in entry.memory:
-                parts.append((start, end, number))
-        parts.sort()
-        shared = set()
-        furthest = -1  # the call whose memory goes furthest so far
-        for start, end, number in parts:
-            if not self._ends or start >= self._ends[-1]:
-                self._starts.append(start)
-                self._ends.append(end)
-                furthest = number
-                continue
-            if number != furthest:  # query and key of one call may be parts of one tensor
-                shared |= {number, furthest}
-            if end > self._ends[-1]:
-                self._ends[-1] = end
-                furthest = number
-        return shared
 
     def drop(self) -> None:
         """Forget what waits: its pass did not end."""
-        waiting = self._waiting
-        self._waiting = []
-        self._bytes = 0
-        for entry in waiting:
-            if not entry.is_added:
-                entry.layer_sum.added.pop()
+        self._new.clear()
+        for stack in self._stacks.values():
+            if stack is not None:
+                for layer_sum, _ in stack.waiting:
+                    layer_sum.added.pop()
+                stack.waiting.clear()
 
     def close(self) -> None:
-        """Let go of all tensors of the model, and of sums that were joined."""
+        """Let go of all copies, and of sums that were joined."""
         self.drop()
-        self._last = []
-        self._groups = {}
-
-    def _add(self, entries: Sequence[_Entry]) -> None:
-        """Add calls of one shape, as the rows of one call."""
-        call = entries[0].call
-        rows = entries[0].rows
-        layer_sums = [entry.layer_sum for entry in entries]
-        part = entries[0].part
-        held = [cast(Tensor, one.total) for one in layer_sums]  # each layer's first call made it
-        images = held[0].shape[0]
-        each = images * call.heads * call.cells * call.keys
-        runs_twice = len({id(one) for one in layer_sums}) < len(layer_sums)
-        if len(entries) == 1 or runs_twice or 2 * each > at_a_time(call.query.device):
-            for entry in entries:
-                entry.layer_sum.add_now(part, softmax_of(entry.call.of_rows(rows)))
-            return
-        names = tuple(one.layer.name for one in layer_sums)
-        sums = self._groups.get(names)
-        for own in held:
-            if own._base is not sums:
-                sums = None
-        if sums is None:
-            sums = torch.cat(held)
-            for one, own in zip(layer_sums, sums.split(images), strict=True):
-                one.total = own
-            others = {key: one for key, one in self._groups.items() if set(key).isdisjoint(names)}
-            self._groups = {**others, names: sums}
-        if layer_sums[0].keep.steps.last:
-            sums.zero_()
-        joined = ProjectedCall.joined([entry.call for entry in entries], rows)
-        softmax_of(joined).add_to(sums, part.columns)
+        self._stacks = {}
+        self._bytes = 0

@@ -39,9 +39,7 @@ class Sum:
         total: sum of the maps, ``[images, (heads,) N, tokens]``; None before anything is added.
         each: maps of each pass, in place of the sum.
         rows_apart: largest in any call, see :mod:`sdattn.look.key_owners`.
-        may_wait: False if the calls cannot wait, or if somebody writes into the layer's query or
-            key.
-        is_trusted: True once nobody did so in a pass.
+        may_wait: False if the calls cannot wait.
         problem: reason why the sum is not right; "" if it is.
     """
 
@@ -61,7 +59,6 @@ class Sum:
         elsewhere = keep.device is not None or keep.held_dtype != torch.float32
         self._adds_in_place = not (one_by_one or elsewhere or keep.grad or keep.frames is not None)
         self.may_wait = self._adds_in_place and keep.among is None and not keep.queries.turned
-        self.is_trusted = False
         self.problem = ""
 
     def __getstate__(self) -> dict[str, Any]:
@@ -107,13 +104,14 @@ class Sum:
             self.rows_apart[kind] = before.fmax(apart) if before.shape == apart.shape else apart
         if rows == ():  # a cache guesses what these rows would make
             return
-        with no_autocast():
-            if self.may_wait and running.frame_rows == 1 and may_wait(call):
-                part = self._check(call, running)
-                self.added.append(running)
-                self.queue.put(self, part, call, rows)
-            else:  # rows of the other branch are dropped before anything is computed
-                self.add(self.view.of(call, rows))
+        can_wait = self.may_wait and running.frame_rows == 1
+        if can_wait and isinstance(rows, slice) and may_wait(call):
+            part = self._check(call, running)
+            self.added.append(running)
+            self.queue.put(self, part, call, rows)
+            return
+        with no_autocast():  # rows of the other branch are dropped before anything is computed
+            self.add(self.view.of(call, rows))
 
     def add(self, attended: HeadSums) -> None:
         """Add the attention of one call's kept rows now."""

@@ -135,10 +135,10 @@ class _Hook:
     def is_last(self) -> bool:
         """Check whether only observers' hooks come after it."""
         for hook in reversed(self.beside.values()):
-            if not isinstance(hook, _Hook):
-                return False
             if hook is self:
                 return True
+            if not isinstance(hook, _Hook):
+                return False
         return False  # somebody took it out
 
 

@@ -67,12 +67,13 @@ def caller_of(pipeline: Pipeline) -> Caller:
     site: FrameType | None = None
     codes = _codes(pipeline, "__call__")
     for frame in _frames():
-        if _is_method(frame, pipeline, codes, "__call__"):
+        is_call = frame.f_code.co_name == "__call__" or frame.f_code in codes
+        if is_call and _first(frame) is pipeline:
             variables = _variables(pipeline, frame)
             outer = None if frame.f_back is None else frame.f_back.f_globals.get("__name__")
             is_decorated = outer == "torch.utils._contextlib"
             return Caller("the pipeline", pipeline, id(frame), variables, is_decorated)
-        if _is_other_pipeline(frame, pipeline):
+        if is_call and _is_other_pipeline(frame, pipeline):
             other = _first(frame)
             return Caller(f"{type(other).__name__}.__call__", other, id(frame))
         if site is None and _library(frame) not in _LIBRARIES:
