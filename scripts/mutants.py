@@ -93,6 +93,7 @@ def failing(tests: list[str], texts: dict[str, str], *options: str, most: int | 
         for path, text in {**texts, "tests.args": "\n".join(tests)}.items():
             (root / path).write_text(text, "utf-8")
         variables = {**os.environ, "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"}
+        variables["PYTHONDONTWRITEBYTECODE"] = ""  # tests begin many processes
         command = [sys.executable, *PYTEST.split(), "-m", "not slow or chosen", *options]
         output = {"stdout": subprocess.PIPE, "text": True, "timeout": most}
         with suppress(subprocess.TimeoutExpired):
