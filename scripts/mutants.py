@@ -36,7 +36,7 @@ KINDS = re.compile(  # plausible ones: most others, + to <<, crash at once, and 
 )
 MOST_SECONDS = 240  # of tests for a fault
 PYTEST = "-m pytest @tests.args -q --tb=no -o faulthandler_exit_on_timeout=true"
-PYTEST += " -o faulthandler_timeout=90"  # a fault may take a test without end
+PYTEST += " -o faulthandler_timeout=180"  # a fault may take a test without end
 NOTE = """with open({!r}, "a") as noted:
     print({}, __import__("os").environ.get("PYTEST_CURRENT_TEST"), file=noted)
 """
@@ -95,9 +95,9 @@ def failing(tests: list[str], texts: dict[str, str], *options: str, most: int | 
         variables = {**os.environ, "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"}
         variables["PYTHONDONTWRITEBYTECODE"] = ""  # tests begin many processes
         command = [sys.executable, *PYTEST.split(), "-m", "not slow or chosen", *options]
-        output = {"stdout": subprocess.PIPE, "text": True, "timeout": most}
+        output = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
         with suppress(subprocess.TimeoutExpired):
-            done = subprocess.run(command, cwd=root, env=variables, **output)
+            done = subprocess.run(command, cwd=root, env=variables, timeout=most, **output)
             failed = re.findall(r"^(?:FAILED|ERROR) (.*?)(?: - .*)?$", done.stdout, re.M)
             return failed or ["no end, or no start"] * (done.returncode not in (0, 5))
     return []
