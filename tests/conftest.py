@@ -1,6 +1,7 @@
 """How the tests run. What they share is in helpers/fixtures.py."""
 
 import gc
+from pathlib import Path
 
 import pytest
 from _pytest.doctest import DoctestModule
@@ -9,11 +10,22 @@ from helpers.chosen import chosen_pattern
 # What the libraries are made of is no garbage; to look for some in it is a fifth of a collection.
 gc.disable()
 CHOSEN = pytest.StashKey()
+PACKAGE = Path(__file__).parents[1] / "sdattn"
+
+
+class Examples:
+    """Modules without an example are not imported to look for some: the app's need seconds."""
+
+    @staticmethod
+    def pytest_ignore_collect(collection_path):
+        is_module = collection_path.suffix == ".py" and PACKAGE in collection_path.parents
+        return (is_module and ">>>" not in collection_path.read_text("utf-8")) or None
 
 
 def pytest_configure(config):
     """To import what tests need takes seconds, in vain where they only are handed out (-n 2)."""
     config.stash[CHOSEN] = chosen_pattern()
+    config.pluginmanager.register(Examples())
     if config.getoption("dist", "no") == "no":
         config.pluginmanager.import_plugin("helpers.fixtures")
 
@@ -29,6 +41,23 @@ def pytest_itemcollected(item):
     """Mark the slow tests that run with --all: those in tests/chosen_slow.txt."""
     if item.config.stash[CHOSEN].fullmatch(item.nodeid):
         item.add_marker("chosen")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    """Mark as slow, of a test with several lists of parameters, cases whose values others have."""
+    quick = [one for one in items if hasattr(one, "callspec")]
+    quick = [one for one in quick if not one.get_closest_marker("slow")]
+    held, chosen = set(), set()
+    for is_new in (set.isdisjoint, lambda values, held: values - held):  # few hold all
+        for one in quick:
+            lists = enumerate(one.callspec._idlist)
+            values = {(one.path, one.originalname, *value) for value in lists}
+            if is_new(values, held):
+                held |= values
+                chosen.add(one)
+    for one in {*quick} - chosen:
+        one.add_marker("slow")
 
 
 def pytest_collection_finish():

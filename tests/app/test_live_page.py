@@ -290,7 +290,7 @@ def test_on_a_phone_the_result_comes_into_sight_and_its_image_stays(open_app):
     say(page, "a red cat", Steps="1")  # the settings are open: the result is far below
     page.get_by_role("button", name="Draw").tap()
     frame = shown(page, "a red cat")
-    assert 0 <= page.locator("#status").bounding_box()["y"] < 320
+    assert -1 < page.locator("#status").bounding_box()["y"] < 320  # within a pixel
     page.evaluate("scrollBy(0, 700)")
     stays = "document.querySelector('#stage').getBoundingClientRect().top"
     above = "-document.querySelector('iframe[title=sdattn]').getBoundingClientRect().top"

@@ -289,13 +289,13 @@ def test_bad_lines_are_named_and_listed(model, tmp_path, capsys):
 
 def test_a_forecast_writes_nothing(model, tmp_path):
     source = tmp_path / "in.jsonl"
-    source.write_text("".join(json.dumps({"prompt": "a cat"}) + "\n" for _ in range(60)))
+    source.write_text("".join(json.dumps({"prompt": "a cat"}) + "\n" for _ in range(24)))
     usual = {"options": SMALL, "device": "cpu", "save": ("image", "maps"), "batch_size": 2}
     for format in FORMATS:
         request = Request(source, tmp_path / format, model=str(model), format=format, **usual)
         found = forecast(request)
         assert not (tmp_path / format).exists()
-        assert (found.items, found.shards, found.bad_lines) == (60, 23, 0)
+        assert (found.items, found.shards, found.bad_lines) == (24, 12, 0)
         assert found.seconds > 0
         run_batch(request)
         made = tree(tmp_path / format)
@@ -315,7 +315,7 @@ def test_a_forecast_of_what_cannot_be_drawn_says_so(model, tmp_path, watched, ti
 
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
 def test_a_signal_finishes_the_shards_in_hand(model, tmp_path, monkeypatch, name):
-    rows = [{"prompt": "a cat"} for _ in range(40)]
+    rows = [{"prompt": "a cat"} for _ in range(12)]
     add = module.Progress.add
 
     def once(self, whole, failed):
@@ -327,11 +327,11 @@ def test_a_signal_finishes_the_shards_in_hand(model, tmp_path, monkeypatch, name
     before = signal.getsignal(getattr(signal, name))
     outcome = draw(model, tmp_path / "run", rows, shard_items=2)
     assert signal.getsignal(getattr(signal, name)) is before
-    assert outcome.stopped == name and 0 < outcome.whole < 40
+    assert outcome.stopped == name and 0 < outcome.whole < 12
     assert outcome.exit_code == {"SIGINT": 130, "SIGTERM": 143}[name]
     monkeypatch.undo()
-    assert draw(model, tmp_path / "run", rows, shard_items=2).whole == 40
-    assert verify(tmp_path / "run") == (40, [])
+    assert draw(model, tmp_path / "run", rows, shard_items=2).whole == 12
+    assert verify(tmp_path / "run") == (12, [])
 
 
 @pytest.mark.parametrize("launched", [None, "LOCAL_RANK", "SLURM_JOB_ID"])

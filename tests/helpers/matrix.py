@@ -88,9 +88,10 @@ CASES = [
 QUICK = ("Stable Diffusion 1.x", "Stable Diffusion 3", "FLUX.1", "Wan 2.1")
 
 
-def few_are_quick(rows: Iterable[Any]) -> list[Any]:
-    """Return rows, or their names, as parameters of a test: all but QUICK ones are slow."""
-    return [pytest.param(one, marks=_marks(str(one) in QUICK)) for one in rows]
+def few_are_quick(rows: Iterable[Any], others: Iterable[str] = ()) -> list[Any]:
+    """Return rows, or their names, as parameters of a test: slow, but for QUICK ones and others."""
+    quick = (*QUICK, *others)
+    return [pytest.param(one, marks=_marks(str(one) in quick)) for one in rows]
 
 
 def marks_of(row: Any, processor: str, way: Way) -> list[Any]:

@@ -6,7 +6,7 @@ from helpers.hub_repositories import make_repositories
 from helpers.hub_server import HubServer
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def commands(tmp_path_factory):
     folder = tmp_path_factory.mktemp("hub")
     with HubServer(make_repositories(folder / "repositories")) as hub:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 from diffusers.pipelines.ltx2 import connectors
-from helpers.matrix import ROWS
+from helpers.matrix import ROWS, few_are_quick
 from helpers.rows import Way
 
 from sdattn import capture, heatmaps
@@ -157,16 +157,11 @@ def moved(before, after):
     return (moved - moved.nanmedian(-1, keepdim=True).values).nan_to_num(0).abs()
 
 
-NAMES = {row.name for row in ROWS}
-# "CogView4, control" has the layers of CogView4: it is looked at every week
-CASES = [
-    pytest.param(row, marks=pytest.mark.slow if base != row.name and base in NAMES else ())
-    for row in ROWS
-    for base in [row.name.partition(",")[0]]
-]
+# Readings that nothing else looks at with what is planted: videos, a grid of two scales, a mixer
+OTHERS = ("CogVideoX", "HunyuanImage 2.1", "Kandinsky 5", "Lumina 2", "Sana", "SDXL")
 
 
-@pytest.mark.parametrize("row", CASES, ids=str)
+@pytest.mark.parametrize("row", few_are_quick(ROWS, OTHERS), ids=str)
 def test_what_is_planted_is_found_there_and_nowhere_else(row, monkeypatch):
     way = row.fitted(replace(WAY, images=1) if row.name in ONE_IMAGE else WAY)
     pipe = row.make()

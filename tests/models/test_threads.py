@@ -5,7 +5,7 @@ from contextlib import contextmanager
 
 import pytest
 import torch
-from helpers.tiny_pipelines import make_pipeline
+from helpers.tiny_pipelines import small_pipeline
 from PIL import Image
 from torch.nn.modules.module import register_module_forward_pre_hook
 
@@ -15,7 +15,7 @@ from sdattn.errors import SdattnWarning
 from sdattn.models import threads
 from sdattn.models.threads import few_threads, warn_of_slow_steps
 
-PIPE = make_pipeline()
+PIPE = small_pipeline()
 OPTIONS = {"num_inference_steps": 3, "width": 64, "height": 64}
 IMAGE = Image.new("RGB", (64, 64), "red")
 RUNS = {
