@@ -8,7 +8,7 @@ from typing import get_args
 import pytest
 from helpers.command_lines import COMMANDS
 
-from sdattn import PRESETS, cli
+from sdattn import PRESETS, cli, explain, generate
 from sdattn.cli import options, show
 from sdattn.edit.editing import Mode
 from sdattn.figures import KINDS
@@ -126,3 +126,20 @@ def test_the_defaults_of_an_inversion_are_told():
     assert "scale is 7.5, or 1" in " ".join(str(invert.__doc__).split())
     assert "or with --image 7.5, 1 for SD3" in option("edit", "guidance").help
     assert f"else {steps})." in option("explain", "steps").help
+
+
+@pytest.mark.parametrize(
+    ("command", "function"), [(cli.generate.generate, generate), (cli.explain.explain, explain)]
+)
+def test_defaults_are_those_of_the_library(command, function):
+    """Of an option that is left out; None stands for what is settled later."""
+    ours, theirs = (inspect.signature(one).parameters for one in (command, function))
+    shared = [name for name in ours if name in theirs]
+    assert {"seed", "max_bytes", "prompt"} < {*shared}
+    assert [ours[name].default for name in shared] == [theirs[name].default for name in shared]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_flag_that_cannot_be_switched_off_is_off(command):
+    flags = [one for one in COMMANDS[command].params if getattr(one, "is_flag", False)]
+    assert not any(one.default for one in flags if not one.secondary_opts)

@@ -202,15 +202,17 @@ RARE = ("LMS, v", "KDPM2", "UniPC, early", "UniPC of noise", "PNDM, v", "Heun, v
 
 @pytest.mark.parametrize("way", tiered(sorted(WAYS, key=RARE.__contains__), len(WAYS) - len(RARE)))
 def test_moves_that_arrive_are_as_large_at_the_end_as_the_exact_way_makes_them(way):
+    """But for the error of n steps: of 24, 100 and 250 it is at most 2.9/n, and 7.2/n of a move
+    that is lost."""
     given = passes_from_given(scheduler_of(way))
     plain, _ = end(scheduler_of(way))
     for number in (1, 6, 7, 9):
         found, expected = end(scheduler_of(way), number, 0.5)
         ratio = (found - plain) / expected
         if number in given:
-            assert ratio == pytest.approx(1, abs=0.15)
+            assert ratio == pytest.approx(1, abs=3 / STEPS)
         else:
-            assert abs(ratio) < 0.3
+            assert abs(ratio) < 8 / STEPS
 
 
 @pytest.mark.parametrize("sigmas", ["use_karras_sigmas", "use_lu_lambdas"])

@@ -99,6 +99,8 @@ class HubCommands:
 
     def start(self, *arguments: str, disk: str = "", **variables: str) -> int:
         """Start a command, and return the id of its process."""
+        # which test runs what is noted by scripts.mutants
+        variables = {"PYTEST_CURRENT_TEST": os.environ["PYTEST_CURRENT_TEST"], **variables}
         asked = {"arguments": arguments, "variables": variables, "disk": disk}
         pid: int = self._ask("start", **asked)
         return pid

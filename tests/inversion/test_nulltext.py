@@ -79,6 +79,15 @@ def test_each_step_starts_where_the_last_ended_at_a_lower_rate_and_keeps_its_bes
     assert (apart[:2] < 1e-4).all()
 
 
+def test_one_step_of_adam_moves_each_text_as_algorithm_1_does(pipe):
+    options = {"inner_steps": 1, "learning_rate": 1e-2}
+    inversion = invert(pipe, new_image(), PROMPT, num_inference_steps=2, **options)
+    states, distances = algorithm_1(pipe, inversion, **options)
+    assert all(after < before for before, after in distances)  # so the moved text is kept
+    apart = (inversion.null_states - states).abs().mean((1, 2))
+    assert (apart < 1e-4).all()  # of moves of 1e-2
+
+
 @pytest.mark.parametrize(
     ("rate", "steps", "nearest"),
     [(1.0, 3, 0.1), (0.09, 3, 0.01), (0.01, 0, 0.1), (0.01, 1, 0.09)],

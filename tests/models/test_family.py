@@ -19,6 +19,7 @@ from diffusers import (
 from helpers.joint_models import first_map, inputs
 from helpers.matrix import ROWS
 from helpers.newer import newer
+from helpers.tiny_pipelines import make_unet
 from helpers.tiny_tokenizers import tiny_tokenizer
 from helpers.transformer_rows import flux
 from helpers.unet_rows import UNETS
@@ -363,6 +364,13 @@ class Same(FluxTransformer2DModel):
 class Other(FluxTransformer2DModel):
     def forward(self, *args, **kwargs):
         return super().forward(*args, **kwargs)
+
+
+def test_image_prompts_of_a_bare_unet_have_tokens_for_each_image():
+    unet = make_unet()
+    images = [torch.zeros(2, 3, 4, 8), torch.zeros(2, 1, 16, 8)]  # [B, images, tokens, width]
+    given = {"encoder_hidden_states": (torch.zeros(2, 77, 8), images)}
+    assert family_of(unet).image_columns(unet, given, 2) == 3 * 4 + 16
 
 
 @torch.no_grad()

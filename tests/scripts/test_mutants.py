@@ -1,6 +1,7 @@
 """Faults are drawn by the date and by lines, tried with the tests that enter them, and counted."""
 
 import ast
+from itertools import islice
 
 import pytest
 
@@ -41,35 +42,40 @@ def checkout(tmp_path, monkeypatch):
     return tmp_path
 
 
+def draw(date, n=1):
+    return list(islice(mutants.draw(str(date)), n))
+
+
 def test_a_date_draws_the_same_faults_again_none_of_them_in_an_annotation_or_a_message(checkout):
-    drawn = [mutants.draw(str(date), 3) for date in range(20)]
-    assert drawn[0] == mutants.draw("0", 3) and any(one != drawn[0] for one in drawn)
-    assert {one.line for each in drawn for one in each} == {3, 7, 9}
-    for one in drawn[0]:
-        assert ast.dump(ast.parse(one.code)) != ast.dump(ast.parse(SUMS))
-    changes = {one.change for each in drawn for one in each if one.line == 9}
+    drawn = draw(0, 60)
+    assert drawn == draw(0, 60) != draw(1, 60)
+    assert {one.line: one.body for one in drawn} == {3: None, 7: (7, 4), 9: (7, 4)}
+    assert all(ast.dump(ast.parse(one.code)) != ast.dump(ast.parse(SUMS)) for one in drawn)
+    changes = {one.change for one in drawn if one.line == 9}
     assert changes == {"sdattn/keep/sums.py: return given + more -> return given - more"}
 
 
-def test_every_line_is_as_likely_as_any_other(checkout):
-    (checkout / "sdattn/keep/longer.py").write_text("LONG = 1\n" * 9)
-    drawn = [mutants.draw(str(date), 1)[0].path for date in range(300)]
-    assert 200 < drawn.count("sdattn/keep/longer.py") < 250  # 9 of 12 lines, 225
+def test_a_file_is_drawn_as_often_as_it_is_long(checkout):
+    (checkout / "sdattn/keep/longer.py").write_text("LONG = 1\n" * 27)
+    drawn = [one.path for one in draw(0, 400)]
+    assert 270 < drawn.count("sdattn/keep/longer.py") < 330  # 27 of 36 lines: 300
 
 
 @pytest.mark.slow
 def test_what_enters_a_line_finds_its_fault_and_a_test_that_fails_anyway_finds_none(
     checkout, capsys
 ):
-    assert mutants.main(["--sample", "3", "--processes", "1"]) == 1
+    date = next(date for date in range(99) if {one.line for one in draw(date, 3)} == {3, 7, 9})
+    command = ["--sample", "3", "--processes", "1", "--date", str(date)]
+    assert mutants.main(command) == 1
     said = capsys.readouterr().out
-    assert "tests that fail without a fault: 1" in said
+    assert "tests that fail without a fault: tests/keep/test_broken.py::test\n" in said
     assert "keep/test_sums.py::test  line 9" in said and "SURVIVED  line 3" in said
-    assert "test_broken" not in said
+    assert said.count("test_broken") == 1
     [line] = (line for line in said.splitlines() if line.startswith("SURVIVED  line 3"))
     mutants.EQUIVALENT.write_text(line.partition("line 3  ")[2] + "  # nobody has so many\n")
-    assert mutants.main(["--sample", "3", "--processes", "1"]) == 0
-    assert "killed=2 survived=0 equivalent=1" in capsys.readouterr().out
+    assert mutants.main(command) == 0
+    assert "keep         killed=2 survived=0 equivalent=1" in capsys.readouterr().out
 
 
 def test_each_equivalent_fault_is_of_a_line_that_is_there_and_has_a_reason():
