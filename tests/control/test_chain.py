@@ -119,12 +119,13 @@ def test_each_step_is_kept_on_request(kept_steps):
             torch.testing.assert_close(ours, seen, atol=1e-4, rtol=0)
             assert ours.untyped_storage().nbytes() == ours.nbytes  # no view of a guided batch
     assert AttentionStore().steps == []
-    # the sums and the maps of the last step, float32; self-attention of 384 queries and fewer
+    # the sums, cross-attention's once for both stores, and the maps of the last step, float32;
+    # self-attention of 384 queries and fewer
     cells = 2 * (sum(heads * n for heads, n in DOWN + UP) + 4 * 6)
     squares = 2 * (sum(heads * n * n for heads, n in DOWN + UP) + 4 * 6 * 6)
     steps = 4 * 4 * cells * 77
     assert sum(m.nbytes for step in store.steps for maps in step.values() for m in maps) == steps
-    assert store.nbytes == steps + 4 * (squares + 3 * cells * 77)
+    assert store.nbytes == steps + 4 * (squares + 2 * cells * 77)
 
 
 def test_much_is_said_after_the_first_step(monkeypatch, caplog):
