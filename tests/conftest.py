@@ -47,7 +47,8 @@ def pytest_itemcollected(item):
 def pytest_collection_modifyitems(items):
     """Mark as slow, of a test with several lists of parameters, cases whose values others have."""
     quick = [one for one in items if hasattr(one, "callspec")]
-    quick = [one for one in quick if not one.get_closest_marker("slow")]
+    others = ("slow", "pairs")
+    quick = [one for one in quick if not any(map(one.get_closest_marker, others))]
     held, chosen = set(), set()
     for is_new in (set.isdisjoint, lambda values, held: values - held):  # few hold all
         for one in quick:

@@ -52,7 +52,7 @@ class Receiver(Protocol):
 
 
 class _Kind(NamedTuple):
-    """Sizes, rows and columns that calls share which are computed together."""
+    """Properties that calls have in common to be computed together."""
 
     query: torch.Size  # [B, N, heads*d]
     key: torch.Size  # [B, T, heads*d]
@@ -125,8 +125,8 @@ class _Stack:
         self.waiting.clear()
 
     def _of_first(self, number: int) -> list[Tensor]:
-        """Return query and key of the first calls' kept rows as one call's, ``[images * number,
-        heads, N or T, d]``."""
+        """Return query and key of the first calls as one call's, ``[images*number, heads, N or T,
+        d]``: their kept rows."""
         found = []
         for copies in (self.query, self.key):
             some = chosen_rows(copies[:, :number], self.rows)  # [images, number, N or T, heads*d]

@@ -13,6 +13,7 @@ from helpers.tiny_pipelines import make_pipeline, make_small_unet, make_unet
 from helpers.transformer_rows import flux, sd3
 
 from sdattn import CaptureError, capture
+from sdattn.attention import plain
 from sdattn.attention.calls import AttentionCall
 from sdattn.attention.device_copies import HostCopy
 from sdattn.keep import sums as sums_module
@@ -170,7 +171,7 @@ def test_where_memory_ends_in_what_waited_the_store_says_so(monkeypatch):
     with pytest.raises(OutOfMemory, match="the maps'"):
         with capture(model) as store:
             call()
-            monkeypatch.setattr(Softmax, "add_to", fail)
+            monkeypatch.setattr(plain, "add_softmax", fail)
             call()
     assert left_in(model) == before and len(store.passes) == 1
     for name in right.maps:
@@ -209,7 +210,7 @@ def test_maps_that_could_not_be_added_when_they_were_read_are_said(monkeypatch):
     def reads(*_):
         if len(store.passes) == 2:
             with monkeypatch.context() as patch, pytest.raises(OutOfMemory):
-                patch.setattr(Softmax, "add_to", fail)
+                patch.setattr(plain, "add_softmax", fail)
                 read.append(store.maps[name])
 
     last = find_denoiser(model).layers[-1].module

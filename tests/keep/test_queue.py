@@ -153,6 +153,7 @@ def written(unet, names, after, projection="to_q"):
         layer.register_forward_hook(spoil)
 
 
+@pytest.mark.pairs
 @pytest.mark.parametrize("after", [0, 1, 2], ids=["first", "second", "last"])  # of three passes
 @pytest.mark.parametrize("projection", ["to_q", "to_k"])
 def test_what_is_written_into_after_the_layer_ran_is_not_in_its_map(
@@ -405,11 +406,12 @@ CHANGES = [
 ]
 
 
+@pytest.mark.pairs
 @pytest.mark.parametrize("steps", ["mean", "last"])
 @pytest.mark.parametrize("all_of_them", [False, True], ids=["one layer", "all layers"])
-@pytest.mark.parametrize("changed", [1, 2, 3], ids=["second", "third", "last"])
+@pytest.mark.parametrize("changed", range(4), ids=["first", "second", "third", "last"])
 @pytest.mark.parametrize("change", CHANGES)
-def test_calls_that_change_in_a_later_pass(change, changed, all_of_them, steps):
+def test_calls_that_change_in_one_pass(change, changed, all_of_them, steps):
     """In one pass of four, the calls of one of three layers, or of all, are others."""
     generator = torch.Generator().manual_seed(0)
     waiting = queue.Queue()

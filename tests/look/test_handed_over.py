@@ -48,6 +48,7 @@ def of_normed(layer, hidden, text):
     return scores.softmax(-1)
 
 
+@pytest.mark.pairs
 @PASSES
 @pytest.mark.parametrize("change", [nothing, masked, normed])
 @torch.no_grad()
