@@ -315,6 +315,25 @@ def test_memory_for_what_waits_is_bounded(unet, groups, monkeypatch, bound):
     assert max(groups) < 5 or bound == 300_000
 
 
+def test_kinds_have_equal_shares_of_the_memory_that_is_left(monkeypatch):
+    calls = {
+        heads: ProjectedCall(torch.ones(2, 4, 8), torch.ones(2, 5, 8), heads) for heads in (1, 2, 4)
+    }
+    monkeypatch.setitem(queue.MAX_QUEUED_BYTES, "cpu", 4 * (2 * 4 * 8 + 2 * 5 * 8) * 4)
+    waiting = queue.Queue()
+    for kinds in ((1, 2), (1, 2, 4)):
+        for heads in kinds:
+            for number in range(4):
+                held = running_sum()
+                held.layer = replace(held.layer, name=f"layer {heads}.{number}")
+                held.queue = waiting
+                held.take(calls[heads])
+        waiting.end_pass()
+    stacks = {kind.heads: stack for kind, stack in waiting._stacks.items()}
+    assert [len(stacks[heads].places) for heads in (1, 2)] == [2, 2]
+    assert stacks[4] is None  # nothing is left
+
+
 @pytest.mark.parametrize(
     ("heads", "dtypes"),
     [((2, 4), (torch.float32, torch.float32)), ((2, 2), (torch.float32, torch.bfloat16))],
@@ -363,6 +382,10 @@ def with_a_key_of_half_type(query, key, rows):
     return query, key.bfloat16(), rows
 
 
+def with_a_query_of_half_type(query, key, rows):
+    return query.bfloat16(), key, rows
+
+
 def in_a_larger_batch(query, key, rows):
     return query.repeat(2, 1, 1), key.repeat(2, 1, 1), rows
 
@@ -396,6 +419,7 @@ CHANGES = [
     of_more_keys,
     of_half_type,
     with_a_key_of_half_type,
+    with_a_query_of_half_type,
     in_a_larger_batch,
     of_later_rows,
     of_rows_apart,
@@ -409,10 +433,10 @@ CHANGES = [
 @pytest.mark.pairs
 @pytest.mark.parametrize("steps", ["mean", "last"])
 @pytest.mark.parametrize("all_of_them", [False, True], ids=["one layer", "all layers"])
-@pytest.mark.parametrize("changed", range(4), ids=["first", "second", "third", "last"])
+@pytest.mark.parametrize("changed", ["first", "second", "third", "last", "each"])
 @pytest.mark.parametrize("change", CHANGES)
-def test_calls_that_change_in_one_pass(change, changed, all_of_them, steps):
-    """In one pass of four, the calls of one of three layers, or of all, are others."""
+def test_calls_that_change(change, changed, all_of_them, steps):
+    """In one pass of four, or in each, the calls of one of three layers, or of all, are others."""
     generator = torch.Generator().manual_seed(0)
     waiting = queue.Queue()
     every = []
@@ -421,10 +445,10 @@ def test_calls_that_change_in_one_pass(change, changed, all_of_them, steps):
         held.layer = replace(held.layer, name=f"layer {number}")
         held.queue = waiting
         every.append((held, []))
-    for time in range(4):
+    for time in ("first", "second", "third", "last"):
         for number, (held, right) in enumerate(every):
             given = *(torch.randn(2, n, 8, generator=generator) for n in (4, 5)), (0, 1)
-            if time == changed and (all_of_them or number == 1):
+            if changed in (time, "each") and (all_of_them or number == 1):
                 given = change(*given)
                 if given is None:
                     continue
@@ -439,6 +463,8 @@ def test_calls_that_change_in_one_pass(change, changed, all_of_them, steps):
             right.append(scores.softmax(-1).mean(1)[..., [4, 0]])
         waiting.end_pass()
     for held, right in every:
+        if not right:
+            continue  # it never ran
         mean = right[-1] if steps == "last" else torch.stack(right).mean(0)
         found = held.map().as_subclass(torch.Tensor)
         assert not found.requires_grad
