@@ -1,9 +1,13 @@
 """guide(): the latents go down the gradient of losses on the coming step's heatmaps."""
 
 import copy
+import inspect
+import json
+import re
 import warnings
 from contextlib import nullcontext
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -181,6 +185,15 @@ def test_nothing_is_left_behind():
         after = dict(pipe.unet.attn_processors), pipe.scheduler, len(pipe.unet._forward_pre_hooks)
         assert after == before
         assert weight.requires_grad
+
+
+def test_defaults_are_those_that_the_page_tells():
+    page = Path(__file__).parents[2] / "docs" / "guide" / "guiding.md"
+    told = dict(re.findall(r"^\| `(\w+)` \| `?([^|`]+)`? \|", page.read_text("utf-8"), re.M))
+    assert {*told} == {"scale", "steps", "iterations", "enough", "maps"}
+    known = inspect.signature(guide).parameters
+    for name, default in told.items():
+        assert known[name].default == json.loads(default)
 
 
 def test_without_losses_or_length_it_is_the_plain_run():

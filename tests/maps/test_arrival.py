@@ -172,3 +172,9 @@ def test_only_demos_are_calibrated_here():
     assert found is not None and found.model == "demo" and found.lead > 0
     assert (DEMOS["demo"] / "calibration.json").exists()
     assert calibration_of("owner/name") is None and calibration_of(None) is None
+
+
+def test_a_map_of_zeros_has_the_least_peak_and_no_rival():
+    found = planted()
+    found.maps[..., list(found["cat"].columns)] = 0
+    assert found.score(["cat"]) == pytest.approx(math.log(torch.finfo(torch.float32).tiny))
