@@ -1,6 +1,7 @@
 """How the tests run. What they share is in helpers/fixtures.py."""
 
 import gc
+from collections import defaultdict
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from helpers.chosen import chosen_pattern
 gc.disable()
 CHOSEN = pytest.StashKey()
 PACKAGE = Path(__file__).parents[1] / "sdattn"
+MOST_PAIRS = 6
 
 
 class Examples:
@@ -45,20 +47,21 @@ def pytest_itemcollected(item):
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
-    """Mark as slow, of a test with several lists of parameters, cases whose values others have."""
-    quick = [one for one in items if hasattr(one, "callspec")]
-    others = ("slow", "pairs")
-    quick = [one for one in quick if not any(map(one.get_closest_marker, others))]
-    held, chosen = set(), set()
-    for is_new in (set.isdisjoint, lambda values, held: values - held):  # few hold all
-        for one in quick:
-            lists = enumerate(one.callspec._idlist)
-            values = {(one.path, one.originalname, *value) for value in lists}
-            if is_new(values, held):
-                held |= values
-                chosen.add(one)
-    for one in {*quick} - chosen:
-        one.add_marker("slow")
+    """Mark cases of a test with several lists of parameters as slow whose values others have, if
+    more than MOST_PAIRS are quick."""
+    tests = defaultdict(list)
+    for one in items:
+        if hasattr(one, "callspec") and not any(map(one.get_closest_marker, ("slow", "pairs"))):
+            tests[one.path, one.originalname].append((one, {*enumerate(one.callspec._idlist)}))
+    for cases in tests.values():
+        held, chosen = set(), set()
+        for is_new in (set.isdisjoint, set.difference):  # in this order few hold all values
+            for one, values in cases if len(cases) > MOST_PAIRS else ():
+                if is_new(values, held):
+                    held |= values
+                    chosen.add(one)
+        for one in {one for one, _ in cases} - chosen if held else ():
+            one.add_marker("slow")
 
 
 def pytest_collection_finish():

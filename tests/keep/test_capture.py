@@ -392,7 +392,6 @@ def passes_of(unet, broken, **options):
     return store
 
 
-@pytest.mark.pairs
 @pytest.mark.parametrize("broken", [(0,), (0, 2)], ids=str)
 @pytest.mark.parametrize("options", [{}, {"steps": "all"}, {"steps": [1, 2], "heads": "all"}])
 def test_a_pass_that_did_not_end_adds_nothing(tiny_unet, broken, options):

@@ -153,7 +153,6 @@ def written(unet, names, after, projection="to_q"):
         layer.register_forward_hook(spoil)
 
 
-@pytest.mark.pairs
 @pytest.mark.parametrize("after", [0, 1, 2], ids=["first", "second", "last"])  # of three passes
 @pytest.mark.parametrize("projection", ["to_q", "to_k"])
 def test_what_is_written_into_after_the_layer_ran_is_not_in_its_map(
