@@ -141,4 +141,5 @@ def test_the_chosen_seed_and_words_that_did_not_arrive_are_told(invoke, model, m
 
 def test_candidates_are_counted_from_1(invoke, model):
     assert generate(invoke, model, "--candidates", "0")[0] == 2
-    assert generate(invoke, model, "--decide-at", "1.5")[0] == 2
+    code, _, err = generate(invoke, model, "--decide-at", "1.5")
+    assert code == 2 and "less than or equal to 1" in err and "--decide-at" in err

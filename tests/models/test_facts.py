@@ -1,8 +1,11 @@
 """Rates of videos: refused before the model runs, or written so that the run can be read again."""
 
+import re
 import sys
 from fractions import Fraction
+from pathlib import Path
 
+import diffusers
 import numpy as np
 import pytest
 from helpers.tiers import tiered
@@ -11,6 +14,7 @@ from helpers.video_rows import ltx
 from sdattn import generate, load_run
 from sdattn.files.videos import Video, preview, read_video
 from sdattn.models.facts import frame_rate
+from sdattn.models.families import registered
 
 SMALL = {"num_inference_steps": 1, "height": 64, "width": 64, "num_frames": 9}
 SMALL |= {"max_sequence_length": 12, "guidance_scale": 1.0}
@@ -59,3 +63,19 @@ def test_numbers_of_every_kind_are_rates(pipe, given):
 def test_the_preview_of_a_slow_video_can_be_read(pipe):
     frames = generate(pipe, "a red cat", **SMALL)[0].video.frames * 10
     assert len(read_video(preview(Video(frames, 0.01)), "webp", "preview", 8, 0.01)) == 8
+
+
+@pytest.mark.parametrize(
+    ("family", "file"),
+    [
+        ("Wan", "wan/pipeline_wan"),
+        ("SkyReels V2", "skyreels_v2/pipeline_skyreels_v2"),
+        ("Kandinsky 5", "kandinsky5/pipeline_kandinsky"),
+    ],
+)
+def test_rates_are_those_of_diffusers_examples(family, file):
+    """Other examples differ from the authors' own pages, which these records follow."""
+    source = Path(diffusers.__file__).parent / "pipelines" / f"{file}.py"
+    [shown] = set(re.findall(r"export_to_video\(.*fps=(\d+)", source.read_text("utf-8")))
+    [rate] = [one.fps for one in registered() if one.name == family]
+    assert rate == int(shown)

@@ -15,6 +15,7 @@ from sdattn import diff, load_run
 from sdattn.batch.records import FORMAT as BATCH_FORMAT
 from sdattn.files.writing import write_files
 from sdattn.runs.info import FORMAT
+from sdattn.runs.parts import FILES, MAPS
 from sdattn.runs.targets import check_target, new_folder, run_around
 
 
@@ -217,3 +218,8 @@ def test_what_show_draws_is_the_runs_own(invoke, tmp_path):
         check_target("run", force=True)
     Path("run/note.txt").unlink()
     check_target("run", force=True)
+
+
+def test_further_maps_have_a_file_of_each_kind_that_is_drawn_from_maps():
+    drawn = {file.path for file in FILES if file.part in ("overlays", "grid", "masks")}
+    assert {file.path for file in FILES if file.is_further} == {MAPS, *drawn}

@@ -260,6 +260,14 @@ def test_strips_show_the_mean_of_each_frame(run):
             assert (table[min(255, int(mean / most * 256))] == shown).all()
 
 
+def test_strips_name_the_first_and_the_last_frame_in_the_middle_of_a_row(run):
+    sheet = np.asarray(strips(run.heatmaps.occurrences(), 5).convert("L")).astype(int)
+    row = sheet[-34:-6]  # of 28 pixels, above a gap of 6
+    for columns in (slice(150, 220), slice(720, 790)):
+        inked = np.flatnonzero((abs(row[:, columns] - row[0, 0]) > 40).any(1))
+        assert (inked.min() + inked.max()) / 2 == pytest.approx(14, abs=2.5)
+
+
 def test_the_grid_has_a_row_a_word(run, files):
     with Image.open(io.BytesIO(files["grid.png"])) as grid:
         tile = run.heatmaps["cat"].frame(0).overlay(run.video[0]).size
