@@ -47,6 +47,18 @@ def test_wherever_out_is_o_is_too():
     assert [own for own in names if "--out" in own] == 6 * [["--out", "-o"]]
 
 
+def test_counts_begin_at_1_and_shares_end_at_1():
+    """Wherever an option is, with the same bounds."""
+    others = {"dpi": (20, 2400), "port": (1, 65535)}
+    others |= dict.fromkeys(("decide_at", "cross_replace_steps", "self_replace_steps"), (0, 1))
+    every = [param for command in COMMANDS.values() for param in command.params]
+    bounds = [(one.name, one.min, one.max) for one in every if hasattr(one, "min")]
+    bounded = [one for one in bounds if one[1:] != (None, None)]
+    assert len(bounded) > 20
+    for name, *both in bounded:
+        assert tuple(both) == others.get(name, (1, None)), name
+
+
 def test_the_help_of_generate_is_in_panels(invoke):
     _, out, _ = invoke("generate", "-h")
     panels = re.findall(r"^╭─ (\w+) ─", out, re.M)
