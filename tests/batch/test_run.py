@@ -287,6 +287,21 @@ def test_bad_lines_are_named_and_listed(model, tmp_path, capsys):
         draw(model, tmp_path / "none", [{"prompt": 5}] * 2)
 
 
+def test_a_table_of_all_words_is_those_of_the_items_maps(model, tmp_path):
+    draw(model, tmp_path / "run", ["cat cat", "a red dog"])
+    batch = open_batch(tmp_path / "run")
+    table = batch.to_dataframe()
+    assert [*table.word] == ["cat", "cat", "a", "red", "dog"]
+    assert [*table.occurrence] == [0, 1, 0, 0, 0]
+    assert [*table.id] == [*batch][:1] * 2 + [*batch][1:] * 3
+    for name, words in table.groupby("id"):
+        heatmaps = batch[name].heatmaps
+        for row in words.itertuples():
+            own = heatmaps.find(row.word)[row.occurrence].values.double()
+            expected = float(own.max()), float(own.mean())
+            assert (row.peak, row.mean) == pytest.approx(expected, rel=1e-4)
+
+
 def test_a_forecast_writes_nothing(model, tmp_path):
     source = tmp_path / "in.jsonl"
     source.write_text("".join(json.dumps({"prompt": "a cat"}) + "\n" for _ in range(24)))
