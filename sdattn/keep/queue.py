@@ -85,7 +85,6 @@ class _Stack:
     sums of the layers that wait, which are parts of one tensor."""
 
     def __init__(self, kind: _Kind, number: int):
-        self.kind = kind
         self.heads = kind.heads
         self.rows = slice(kind.first, kind.last)
         (batch, cells, width), keys, device = kind.query, kind.key[1], kind.device
@@ -138,10 +137,7 @@ class _Stack:
         each layer has its part."""
         sums = self._sums.get(layer_sums)
         held = [cast(Tensor, one.total) for one in layer_sums]  # each layer's first call made it
-        for own in held:
-            if own._base is not sums:
-                sums = None
-        if sums is None:
+        if sums is None or any(own._base is not sums for own in held):
             sums = torch.stack(held, dim=1)
             for one, own in zip(layer_sums, sums.unbind(1), strict=True):
                 one.total = own

@@ -90,7 +90,8 @@ QUICK = ("Stable Diffusion 1.x", "Stable Diffusion 3", "FLUX.1", "Wan 2.1")
 
 def few_are_quick(rows: Iterable[Any], others: Iterable[str] = ()) -> list[Any]:
     """Return rows, or their names, as parameters of a test: slow, but for QUICK ones and others."""
-    quick = (*QUICK, *others)
+    rows, quick = list(rows), (*QUICK, *others)
+    assert {*others} <= {str(one) for one in rows}
     return [pytest.param(one, marks=_marks(str(one) in quick)) for one in rows]
 
 

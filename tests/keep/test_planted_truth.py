@@ -157,7 +157,7 @@ def moved(before, after):
     return (moved - moved.nanmedian(-1, keepdim=True).values).nan_to_num(0).abs()
 
 
-# Readings that nothing else looks at with what is planted: videos, a grid of two scales, a mixer
+# Beside the quick rows: videos, a second text encoder, other orders of text and image
 OTHERS = ("CogVideoX", "HunyuanImage 2.1", "Kandinsky 5", "Lumina 2", "Sana", "SDXL")
 
 
