@@ -16,6 +16,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -132,11 +133,21 @@ def serve() -> None:
 
     for public in sdattn.__all__:
         getattr(sdattn, public)
+    _start_like_the_others()
 
     for line in sys.stdin:
         what, options = json.loads(line)
         answer = {"start": _start, "wait": _wait}[what](**options)
         print(json.dumps(answer), flush=True)
+
+
+def _start_like_the_others() -> None:
+    """Draw an image, so that what is imported for one is there before processes are copied."""
+    from sdattn import cli
+
+    command = "generate cat --model demo --device cpu --steps 1 -q --out first"
+    with redirect_stdout(sys.stderr):
+        cli.commands(command.split(), standalone_mode=False)
 
 
 def _start(**asked: Any) -> int:
@@ -183,7 +194,8 @@ def _import_again(variables: dict[str, str]) -> None:
     import huggingface_hub
 
     endpoint = huggingface_hub.constants.ENDPOINT
-    for module in list(sys.modules.values()):
+    asking = ("huggingface_hub", "diffusers", "transformers", "sdattn")
+    for module in [module for name, module in sys.modules.items() if name.startswith(asking)]:
         for name, value in list(vars(module).items()):
             if name in variables and isinstance(value, int):
                 setattr(module, name, type(value)(int(variables[name])))
