@@ -73,7 +73,7 @@ def main() -> None:
 
 def read_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
-    models = [name for name in BENCHES if name != "thin"]
+    models = [name for name in BENCHES if name not in ("thin", "narrow-flux")]
     parser.add_argument("--models", nargs="+", choices=models, default=models)
     parser.add_argument("--ways", nargs="+", help="some of them only, by name")
     parser.add_argument("--images", type=int, default=1, help="half the batch, which is guided")

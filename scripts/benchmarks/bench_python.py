@@ -53,6 +53,8 @@ def main() -> None:
     calls = demo_calls(demo)
     print(f"the demo's call: {calls[0]:,} calls of functions, watched {calls[1] - calls[0]:,} more")
     compare_calls("the demo's call", demo.call, partial(watched, demo.pipe))
+    flux = make_bench("narrow-flux", 1, "cpu", torch.float32, whole=True)
+    compare_calls("the call of a FLUX of tiny widths", flux.call, partial(watched, flux.pipe))
     given, pipe = inputs(), pipe_of(unet)
     compare_calls("the UNet's call", lambda: unet(*given), partial(watched, pipe))
     stores = partial(stored, unet)

@@ -174,11 +174,14 @@ def _sd3(rows: int, whole: bool) -> tuple[Any, dict[str, Any], str]:
     return pipe, inputs, "SD3, 1024x1024" + ("" if whole else ", 2 of 24 layers")
 
 
-def _flux(rows: int, whole: bool) -> tuple[Any, dict[str, Any], str]:
+def _flux(
+    side: int, tokens: int, sizes: dict[str, Any], about: str, rows: int, whole: bool
+) -> tuple[Any, dict[str, Any], str]:
     transformer = FluxTransformer2DModel(
         num_layers=19 if whole else 1,
         num_single_layers=38 if whole else 1,
         guidance_embeds=True,
+        **sizes,
     )
     names = "vae", "text_encoder", "text_encoder_2", "tokenizer", "tokenizer_2"
     pipe = FluxPipeline(
@@ -186,24 +189,32 @@ def _flux(rows: int, whole: bool) -> tuple[Any, dict[str, Any], str]:
         scheduler=FlowMatchEulerDiscreteScheduler(),
         **dict.fromkeys(names),
     )
-    places = torch.cartesian_prod(torch.zeros(1), torch.arange(64.0), torch.arange(64.0))
+    cells = torch.arange(float(side))
     inputs = {
-        "hidden_states": torch.randn(rows, 64 * 64, 64),
+        "hidden_states": torch.randn(rows, side * side, 64),
         "timestep": torch.full((rows,), 0.5),
         "guidance": torch.full((rows,), 3.5),
-        "encoder_hidden_states": torch.randn(rows, 512, 4096),
-        "pooled_projections": torch.randn(rows, 768),
-        "img_ids": places,
-        "txt_ids": torch.zeros(512, 3),
+        "encoder_hidden_states": torch.randn(rows, tokens, transformer.config.joint_attention_dim),
+        "pooled_projections": torch.randn(rows, transformer.config.pooled_projection_dim),
+        "img_ids": torch.cartesian_prod(torch.zeros(1), cells, cells),
+        "txt_ids": torch.zeros(tokens, 3),
     }
-    return pipe, inputs, "FLUX.1, 1024x1024" + ("" if whole else ", 1 + 1 of 19 + 38 layers")
+    return pipe, inputs, about + ("" if whole else ", 1 + 1 of 19 + 38 layers")
 
 
+NARROW = {
+    "attention_head_dim": 16,
+    "num_attention_heads": 2,
+    "axes_dims_rope": (4, 6, 6),
+    "joint_attention_dim": 32,
+    "pooled_projection_dim": 32,
+}
 BENCHES: dict[str, Callable[[int, bool], tuple[Any, dict[str, Any], str]]] = {
     "sd15": partial(_sd15, (320, 640, 1280, 1280), "SD 1.5, 512x512"),
     "sdxl": _sdxl,
     "sd3": _sd3,
-    "flux": _flux,
+    "flux": partial(_flux, 64, 512, {}, "FLUX.1, 1024x1024"),
+    "narrow-flux": partial(_flux, 8, 77, NARROW, "FLUX.1 of tiny widths, 128x128"),
     "demo": _demo,
     "thin": partial(_sd15, (64, 128, 256, 256), "SD 1.5 at a fifth of its width"),
 }
