@@ -9,14 +9,16 @@ torch's own makes the same output, within what rounding explains.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
-from functools import partial
+from collections.abc import Callable, Iterable, Iterator, MutableMapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from functools import cache, partial
+from inspect import unwrap
+from typing import Any
 
 from torch import Tensor
 
 from .layer import IsOpen
-from .sdpa import SdpaWatch, SeeKernel, spied, spied_entry
+from .sdpa import TORCHS, SdpaWatch, SeeKernel, replacement, spied, spied_entry
 
 DISPATCH = "diffusers.models.attention_dispatch"
 # Its backends that call torch's scaled_dot_product_attention, so that they can be seen.
@@ -50,10 +52,7 @@ def dispatched(backends: Iterable[str], see: SeeKernel, is_open: IsOpen) -> Iter
     does."""
     with ExitStack() as stack:
         for backend in backends:
-            dispatch = sys.modules[DISPATCH]
-            entries = dispatch._AttentionBackendRegistry._backends
-            name = dispatch.AttentionBackendName(backend)
-            stack.enter_context(spied_entry(entries, name, _by_head(see), is_open))
+            stack.enter_context(spied_entry(*_entry(backend), _by_head(see), is_open))
         yield
 
 
@@ -63,6 +62,51 @@ def watching(watch: SdpaWatch, backends: Iterable[str], is_open: IsOpen) -> Iter
     and of some backends' kernels."""
     with watch, spied(watch.attend, is_open), dispatched(backends, watch.attend, is_open):
         yield
+
+
+def watching_processor(
+    watch: SdpaWatch, processor: object, is_open: IsOpen
+) -> AbstractContextManager[None]:
+    """Return a block in which a watch sees the attention of a processor, in its run's thread.
+
+    A watch is a detour for each of torch's functions. So where a processor's attention is made by
+    the dispatcher alone, the watch is entered with the dispatcher's kernel.
+    """
+    backend, is_own = backend_of(processor) or ("", True)
+    is_seen = is_own and backend in SEEN_BACKENDS and replacement() is None
+    if is_seen and type(watch) is SdpaWatch and _only_dispatches(type(processor).__call__):
+        return spied_entry(*_entry(backend), partial(_within, watch), is_open)
+    hidden = hidden_backend(processor)
+    return watching(watch, [] if hidden is None else [hidden], is_open)
+
+
+def _within(watch: SdpaWatch, call: Callable[[], Kernels], *_: object, **__: object) -> Kernels:
+    with watch:
+        return call()
+
+
+@cache
+def _only_dispatches(call: Callable[..., object]) -> bool:
+    """Check whether a processor's code names the dispatcher, and not torch's attention."""
+    names: tuple[str, ...] = unwrap(call).__code__.co_names  # type: ignore[attr-defined]
+    return "dispatch_attention_fn" in names and TORCHS.__name__ not in names
+
+
+def _entry(backend: str) -> tuple[MutableMapping[str, Any], str]:
+    dispatch = sys.modules[DISPATCH]
+    return dispatch._AttentionBackendRegistry._backends, dispatch.AttentionBackendName(backend)
+
+
+def _in_mode(watch: SdpaWatch, call: Callable[[], Kernels], *_: object, **__: object) -> Kernels:
+    with watch:
+        return call()
+
+
+@cache
+def _only_dispatches(call: Callable[..., object]) -> bool:
+    """Check whether a processor's code names the dispatcher, and not torch's attention."""
+    names: tuple[str, ...] = unwrap(call).__code__.co_names  # type: ignore[attr-defined]
+    return "dispatch_attention_fn" in names and TORCHS.__name__ not in names
 
 
 def _by_head(see: SeeKernel) -> SeeKernel:

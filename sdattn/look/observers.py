@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from ..attention.calls import AttentionCall, LayerCall
 from ..errors import RunError
 from ..models.denoiser_call import innermost
-from .dispatched import hidden_backend, watching
+from .dispatched import watching_processor
 from .joint import Joint
 from .layer import IsOpen, Layer, Output, Processor
 from .projections import Projections, Seen
@@ -194,8 +194,7 @@ class ObservingProcessor:
             if first is not self:
                 return self.inner(attn, *args, **kwargs)
             watch = kind()
-            backend = hidden_backend(innermost(self))
-            with watching(watch, [] if backend is None else [backend], self.is_open):
+            with watching_processor(watch, innermost(self), self.is_open):
                 output = self.inner(attn, *args, **kwargs)
             for listener in self.listeners:
                 listener(watch.calls)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 from torch import Tensor, nn
@@ -142,11 +143,17 @@ class _Hook:
         return False  # somebody took it out
 
 
+@cache
+def _names_of(call: Any) -> list[str]:
+    """Return the names of a function's arguments that may be given by position."""
+    given = inspect.signature(call).parameters.values()
+    return [one.name for one in given if one.kind is one.POSITIONAL_OR_KEYWORD]
+
+
 def by_name(inner: Any, args: tuple[object, ...], kwargs: dict[str, object]) -> Arguments:
     """Return a processor's arguments, after the layer, by diffusers' names or else by position."""
     names = ["hidden_states", "encoder_hidden_states", "attention_mask"]
     if len(args) > 1:  # not the usual call; asking for names costs more than a small layer
-        given = inspect.signature(inner.__call__).parameters.values()
-        own = [one.name for one in given if one.kind is one.POSITIONAL_OR_KEYWORD][1:]
+        own = _names_of(type(inner).__call__)[2:]
         names = own if len(own) >= len(args) and names[0] in own else names
     return {**dict(zip(names, args, strict=False)), **kwargs}

@@ -9,10 +9,12 @@ from diffusers.models.attention_dispatch import AttentionBackendName, _Attention
 from diffusers.models.attention_processor import AttnProcessor2_0
 from helpers.joint_models import MODELS, inputs
 from helpers.transformer_rows import flux
+from torch.overrides import TorchFunctionMode
 
 from sdattn import capture
 from sdattn.look.dispatched import DISPATCH, _by_head
 from sdattn.look.observers import ObservingProcessor
+from sdattn.look.sdpa import TORCHS
 from sdattn.look.sources import see
 
 BACKENDS = _AttentionBackendRegistry._backends
@@ -64,6 +66,50 @@ def test_a_backend_that_is_set_inside_reaches_the_processors(nested, calls):
         model.reset_attention_backend()
         assert torch.equal(model(**given).sample, native)
     assert torch.equal(model(**given).sample, native)
+
+
+class Modes(torch.nn.Module):
+    """A projection that notes how many modes of torch's its input came through."""
+
+    def __init__(self, own, noted):
+        super().__init__()
+        self.own, self.noted = own, noted
+
+    def forward(self, states):
+        self.noted.append(torch._C._len_torch_function_stack())
+        return self.own(states)
+
+
+@pytest.mark.parametrize(("kind", "modes"), [("FLUX.1", 0), ("Qwen-Image", 0), ("SD3", 1)])
+@torch.no_grad()
+def test_only_the_dispatchers_kernel_is_a_detour_for_torchs_functions(kind, modes):
+    """SD3's processor calls torch's attention itself, so all of it is one."""
+    model = MODELS[kind]().transformer
+    given = inputs(kind, model)
+    native = BACKENDS[AttentionBackendName.NATIVE]
+    plain = model(**given)[0]
+    noted = []
+    for block in model.transformer_blocks:
+        block.attn.to_q = Modes(block.attn.to_q, noted)
+    with capture(model) as store:
+        for expected in ([modes] * len(model.transformer_blocks),) * 2:
+            noted.clear()
+            assert torch.equal(model(**given)[0], plain)
+            assert noted == expected
+    assert all(maps.std() > 0 for maps in store.maps.values())
+    assert BACKENDS[AttentionBackendName.NATIVE] is native
+
+
+@torch.no_grad()
+def test_a_mode_of_the_users_still_counts_as_the_kernel_it_is():
+    class Louder(TorchFunctionMode):
+        def __torch_function__(self, func, types, args=(), kwargs=None):
+            made = func(*args, **(kwargs or {}))
+            return 1.1 * made if func is TORCHS else made
+
+    model = flux().transformer
+    with Louder(), pytest.raises(RuntimeError, match="Louder"), capture(model):
+        model(**inputs("FLUX.1", model))
 
 
 def test_an_observer_answers_for_what_it_wraps_and_for_no_more():

@@ -129,12 +129,12 @@ def test_a_call_that_nobody_keeps_is_not_looked_at(tiny_unet):
 
 
 def test_arguments_have_the_names_of_the_processor_or_diffusers():
-    def known(attn, hidden_states, attention_mask=None, encoder_hidden_states=None): ...
+    def known(self, attn, hidden_states, attention_mask=None, encoder_hidden_states=None): ...
 
-    def strange(attn, image, text): ...
+    def strange(self, attn, image, text): ...
 
     def given(call, *args, **kwargs):
-        return by_name(type("Processor", (), {"__call__": staticmethod(call)})(), args, kwargs)
+        return by_name(type("Processor", (), {"__call__": call})(), args, kwargs)
 
     mask_second = {"hidden_states": 1, "attention_mask": 2}
     usual = {"hidden_states": 1, "encoder_hidden_states": 2}
