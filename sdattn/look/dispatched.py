@@ -72,9 +72,9 @@ def watching_processor(
     A watch is a detour for each of torch's functions. So where a processor's attention is made by
     the dispatcher alone, the watch is entered with the dispatcher's kernel.
     """
-    backend, is_own = backend_of(processor) or ("", True)
-    is_seen = is_own and backend in SEEN_BACKENDS and replacement() is None
-    if is_seen and type(watch) is SdpaWatch and _only_dispatches(type(processor).__call__):
+    backend, _ = backend_of(processor) or ("", True)
+    is_seen = backend in SEEN_BACKENDS and replacement() is None
+    if is_seen and type(watch) is SdpaWatch and only_dispatches(type(processor).__call__):
         return spied_entry(*_entry(backend), partial(_within, watch), is_open)
     hidden = hidden_backend(processor)
     return watching(watch, [] if hidden is None else [hidden], is_open)
@@ -86,7 +86,7 @@ def _within(watch: SdpaWatch, call: Callable[[], Kernels], *_: object, **__: obj
 
 
 @cache
-def _only_dispatches(call: Callable[..., object]) -> bool:
+def only_dispatches(call: Callable[..., object]) -> bool:
     """Check whether a processor's code names the dispatcher, and not torch's attention."""
     names: tuple[str, ...] = unwrap(call).__code__.co_names  # type: ignore[attr-defined]
     return "dispatch_attention_fn" in names and TORCHS.__name__ not in names
@@ -95,18 +95,6 @@ def _only_dispatches(call: Callable[..., object]) -> bool:
 def _entry(backend: str) -> tuple[MutableMapping[str, Any], str]:
     dispatch = sys.modules[DISPATCH]
     return dispatch._AttentionBackendRegistry._backends, dispatch.AttentionBackendName(backend)
-
-
-def _in_mode(watch: SdpaWatch, call: Callable[[], Kernels], *_: object, **__: object) -> Kernels:
-    with watch:
-        return call()
-
-
-@cache
-def _only_dispatches(call: Callable[..., object]) -> bool:
-    """Check whether a processor's code names the dispatcher, and not torch's attention."""
-    names: tuple[str, ...] = unwrap(call).__code__.co_names  # type: ignore[attr-defined]
-    return "dispatch_attention_fn" in names and TORCHS.__name__ not in names
 
 
 def _by_head(see: SeeKernel) -> SeeKernel:

@@ -5,14 +5,19 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from diffusers.models.attention_dispatch import AttentionBackendName, _AttentionBackendRegistry
+from diffusers.models.attention_dispatch import (
+    AttentionBackendName,
+    _AttentionBackendRegistry,
+    dispatch_attention_fn,
+)
 from diffusers.models.attention_processor import AttnProcessor2_0
+from diffusers.models.embeddings import apply_rotary_emb
 from helpers.joint_models import MODELS, inputs
 from helpers.transformer_rows import flux
 from torch.overrides import TorchFunctionMode
 
 from sdattn import capture
-from sdattn.look.dispatched import DISPATCH, _by_head
+from sdattn.look.dispatched import DISPATCH, _by_head, only_dispatches
 from sdattn.look.observers import ObservingProcessor
 from sdattn.look.sdpa import TORCHS
 from sdattn.look.sources import see
@@ -98,6 +103,56 @@ def test_only_the_dispatchers_kernel_is_a_detour_for_torchs_functions(kind, mode
             assert noted == expected
     assert all(maps.std() > 0 for maps in store.maps.values())
     assert BACKENDS[AttentionBackendName.NATIVE] is native
+
+
+def test_code_that_names_torchs_attention_may_call_it_beside_the_dispatcher():
+    def dispatches(states):
+        return dispatch_attention_fn(states, states, states)
+
+    def calls_both(states):
+        made = torch.nn.functional.scaled_dot_product_attention(states, states, states)
+        return dispatch_attention_fn(made, made, made)
+
+    found = [only_dispatches(one) for one in (dispatches, calls_both, print_state)]
+    assert found == [True, False, False]
+
+
+def print_state(states):
+    print(states)
+
+
+class SharperAfterAll:
+    """One for single-stream blocks that asks the dispatcher, and then does it another way."""
+
+    _attention_backend = _parallel_config = None
+
+    def __call__(self, attn, hidden_states, _text, _mask, image_rotary_emb):
+        projections = attn.to_q, attn.to_k, attn.to_v
+        query, key, value = (
+            one(hidden_states).unflatten(-1, (attn.heads, -1)) for one in projections
+        )
+        query, key = (
+            apply_rotary_emb(one, image_rotary_emb, sequence_dim=1)
+            for one in (attn.norm_q(query), attn.norm_k(key))
+        )
+        dispatch_attention_fn(query, key, value)
+        query, key, value = (one.transpose(1, 2) for one in (query, key, value))
+        self.probs = (3 * query @ key.mT * query.shape[-1] ** -0.5).softmax(-1)
+        return (self.probs @ value).transpose(1, 2).flatten(-2)
+
+
+@torch.no_grad()
+def test_a_processor_of_ones_own_may_go_on_after_the_dispatcher():
+    model = flux().transformer
+    given = inputs("FLUX.1", model)
+    attn = model.single_transformer_blocks[-1].attn
+    attn.set_processor(SharperAfterAll())
+    with capture(model) as store:
+        model(**given)
+    n_text = given["encoder_hidden_states"].shape[1]
+    expected = attn.processor.probs.mean(1)[:, n_text:, :n_text]
+    name = f"single_transformer_blocks.{len(model.single_transformer_blocks) - 1}.attn"
+    torch.testing.assert_close(store.maps[name].flatten(1, -2), expected, atol=1e-6, rtol=0)
 
 
 @torch.no_grad()
