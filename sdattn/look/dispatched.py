@@ -88,7 +88,7 @@ def _within(watch: SdpaWatch, call: Callable[[], Kernels], *_: object, **__: obj
 @cache
 def only_dispatches(call: Callable[..., object]) -> bool:
     """Check whether a processor's code names the dispatcher, and not torch's attention."""
-    names: tuple[str, ...] = unwrap(call).__code__.co_names  # type: ignore[attr-defined]
+    names: tuple[str, ...] = unwrap(call).__code__.co_names
     return "dispatch_attention_fn" in names and TORCHS.__name__ not in names
 
 
