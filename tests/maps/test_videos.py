@@ -190,6 +190,7 @@ def test_a_frame_is_an_image_on_the_scale_of_the_video():
     video = video_of(values)
     one = video.frame(2)
     assert (np.asarray(one) == values[2]).all() and one.full == video.full == values.max()
+    assert one.ends == (0.0, values.max())
     assert (video.of_frames(9).numpy() == values[latent_frames(3, 9)]).all()
     with pytest.raises(ValueError, match="which has 3 frames, 0 to 2"):
         video.frame(3)

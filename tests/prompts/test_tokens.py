@@ -375,3 +375,10 @@ def test_pieces_without_marks_are_words_each():
     assert read_pieces(["a", "red", "", "cat"]).find("cat") == [(3,)]
     with pytest.raises(ValueError, match="is empty"):
         read_pieces(["<s>", "</s>"])
+
+
+def test_columns_without_a_tokenizer_have_no_token():
+    tokens = read_labels({"red dog": [2]}, 4).tokens
+    assert [(token.id, token.text) for token in tokens] == [
+        *((-1, "[0]"), (-1, "[1]"), (-1, "red dog"), (-1, "[3]")),
+    ]

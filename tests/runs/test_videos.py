@@ -21,7 +21,7 @@ from helpers.tiny_pipelines import make_pipeline
 from helpers.unet_rows import animatediff, make_small_unet
 from helpers.video_rows import ltx, wan
 from helpers.wan_rows import wan22_small_from_image, wan_from_image
-from PIL import Image
+from PIL import Image, ImageDraw
 
 import sdattn
 from sdattn import capture, explain, generate, heatmaps, load_run
@@ -258,6 +258,22 @@ def test_strips_show_the_mean_of_each_frame(run):
         for frame, mean in enumerate(frame_means(heatmap, 5)):
             shown = sheet[6 + row * 34 + 14, 150 + frame * 128 + 64]
             assert (table[min(255, int(mean / most * 256))] == shown).all()
+
+
+def test_strips_note_the_highest_mean_of_a_word_and_its_frame(run, monkeypatch):
+    noted, text = [], ImageDraw.ImageDraw.text
+
+    def note(draw, place, said, *given, **options):
+        noted.append(said)
+        text(draw, place, said, *given, **options)
+
+    monkeypatch.setattr(ImageDraw.ImageDraw, "text", note)
+    maps = run.heatmaps.occurrences()
+    strips(maps, 5)
+    for heatmap in maps:
+        first, second = (float(heatmap.map[i].double().mean()) for i in (0, 1))
+        expected = f"{first:.2g} in 1" if first >= second else f"{second:.2g} in 2"
+        assert noted[noted.index(heatmap.label) + 1] == expected
 
 
 def test_strips_name_the_first_and_the_last_frame_in_the_middle_of_a_row(run):
