@@ -1,11 +1,13 @@
 """Records written as JSON and read back: what comes back is equal, what does not fit is named."""
 
-from dataclasses import dataclass
+from dataclasses import FrozenInstanceError, dataclass
 
 import numpy as np
 import pytest
 
+from sdattn.batch.records import Manifest
 from sdattn.files.records import Record, RecordError, plain, read_record
+from sdattn.runs.info import Edited, RunSettings
 
 
 @dataclass(frozen=True)
@@ -64,3 +66,17 @@ def test_numbers_of_numpy_are_pythons_own():
 def test_what_does_not_fit_is_named(change, message):
     with pytest.raises(RecordError, match=message):
         read_record(Document, {**WHOLE.to_json(), **change})
+
+
+def kinds_of(kind):
+    for one in kind.__subclasses__():
+        yield one
+        yield from kinds_of(one)
+
+
+def test_what_was_recorded_stays_as_it_was():
+    kinds = [one for one in kinds_of(Record) if one.__module__.startswith("sdattn.")]
+    assert {RunSettings, Edited, Manifest} < {*kinds}
+    for kind in kinds:
+        with pytest.raises(FrozenInstanceError):
+            object.__new__(kind).anything = 1

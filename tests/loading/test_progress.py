@@ -12,6 +12,7 @@ from sdattn.loading.progress import Download, own_progress
 from sdattn.loading.repository import _remove_remains
 
 MB = 1_000_000
+UP, ERASE = "\x1b[1A", "\x1b[2K"  # of a terminal: a line up, and delete a line
 
 
 def wait_for(read, pattern, most=20):
@@ -52,6 +53,7 @@ def test_a_terminal_has_a_bar(tmp_path, capfd, monkeypatch):
     with Download(tmp_path, 4 * MB, "1 of 1 files"):
         (tmp_path / "a").write_bytes(bytes(2 * MB))
         wait_for(lambda: capfd.readouterr().err, r"50%.*2\.0/4\.0 MB")
+    assert f"{UP}{ERASE}sdattn: fetched" in capfd.readouterr().err  # where the bar was
 
 
 def test_a_file_counts_once_wherever_the_cache_puts_it(tmp_path, capfd, monkeypatch):

@@ -85,5 +85,6 @@ def test_each_equivalent_fault_is_of_a_line_that_is_there_and_has_a_reason():
             path, change = line.split(": ", 1)
             change, reason = change.rsplit("  # ", 1)
             text = (mutants.ROOT / path).read_text("utf-8")
-            assert change.split(" -> ")[0] in {" ".join(one.split()) for one in text.splitlines()}
+            known = {" ".join(one.split()) for one in text.splitlines()}
+            assert any(change.startswith(f"{one} -> ") for one in known if one)
             assert reason
