@@ -133,7 +133,7 @@ def serve() -> None:
 
     for public in sdattn.__all__:
         getattr(sdattn, public)
-    _start_like_the_others()
+    _draw_once()
 
     for line in sys.stdin:
         what, options = json.loads(line)
@@ -141,7 +141,7 @@ def serve() -> None:
         print(json.dumps(answer), flush=True)
 
 
-def _start_like_the_others() -> None:
+def _draw_once() -> None:
     """Draw an image, so that what is imported for one is there before processes are copied."""
     from sdattn import cli
 
