@@ -4,7 +4,8 @@ A UNet of SD 1.5's structure and of tiny widths runs on a latent of 8x8, so that
 operations are as short as they can be. Each of its layers that see the text is called again and
 again, watched and not in turn, inside a pass of the model; the least of all rounds is taken, in the
 thread's own time, so that a machine that has other work to do tells the same. Whole calls, of this
-UNet and of the demo's, are compared in pairs, one of them watched, one soon after the other.
+UNet, the demo's and a FLUX of tiny widths, are compared in pairs, one of them watched, one soon
+after the other.
 
     python -m scripts.benchmarks.bench_python
     python -m scripts.benchmarks.bench_python --profile     where the time of watched calls goes
@@ -50,11 +51,11 @@ def main() -> None:
     print(f"capture adds {statistics.median(added):.0f} µs a layer", end="")
     print(f" ({min(added):.0f} to {max(added):.0f}) to its own {plain_microseconds(unet):.0f} µs")
     demo = make_bench("demo", 1, "cpu", torch.float32, whole=True)
-    calls = demo_calls(demo)
-    print(f"the demo's call: {calls[0]:,} calls of functions, watched {calls[1] - calls[0]:,} more")
-    compare_calls("the demo's call", demo.call, partial(watched, demo.pipe))
     flux = make_bench("narrow-flux", 1, "cpu", torch.float32, whole=True)
-    compare_calls("the call of a FLUX of tiny widths", flux.call, partial(watched, flux.pipe))
+    for name, bench in {"the demo's call": demo, "that of a FLUX of tiny widths": flux}.items():
+        alone, seen = function_calls(bench)
+        print(f"{name}: {alone:,} calls of functions, watched {seen - alone:,} more")
+        compare_calls(name, bench.call, partial(watched, bench.pipe))
     given, pipe = inputs(), pipe_of(unet)
     compare_calls("the UNet's call", lambda: unet(*given), partial(watched, pipe))
     stores = partial(stored, unet)
@@ -65,23 +66,23 @@ def main() -> None:
 
 
 @torch.no_grad()
-def demo_calls(demo: Bench) -> tuple[int, int]:
-    """Return how many functions of Python and C the demo's UNet call enters, alone and watched: a
-    number that no other work on the machine changes."""
+def function_calls(bench: Bench) -> tuple[int, int]:
+    """Return how many functions of Python and C a model's call enters, alone and watched: numbers
+    that no other work on the machine changes."""
     n_calls = [0, 0]
 
     def count(watched: bool) -> None:
         def note(_frame: FrameType, event: str, _arg: object) -> None:
             n_calls[watched] += event in ("call", "c_call")
 
-        demo.call()
-        demo.call()
+        bench.call()
+        bench.call()
         sys.setprofile(note)
-        demo.call()
+        bench.call()
         sys.setprofile(None)
 
     count(watched=False)
-    with sdattn.capture(demo.pipe, guidance="batch"):
+    with sdattn.capture(bench.pipe, guidance="batch"):
         count(watched=True)
     return n_calls[0], n_calls[1]
 
