@@ -12,7 +12,8 @@ from helpers.transformer_rows import pixart
 from helpers.unet_rows import lora
 
 from sdattn import TorchAttnProcessor, capture, generate, heatmaps
-from sdattn.look.other_text import encode_text
+from sdattn.attention.calls import ALL, AttentionCall
+from sdattn.look.other_text import OtherTextCall, encode_text
 from sdattn.models.denoiser import find_denoiser
 
 PROMPT = "a red cat"
@@ -94,6 +95,14 @@ def test_another_text_gets_the_softmax_of_its_own_keys(texts, norm_cross):
                 torch.testing.assert_close(
                     found[image, head].flatten(0, 1).double(), expected, atol=1e-6, rtol=0
                 )
+
+
+@pytest.mark.parametrize(("texts", "expected"), [(1, [0] * 6), (2, [0, 0, 0, 1, 1, 1])])
+def test_each_frame_of_a_video_asks_its_images_text(texts, expected):
+    key = torch.arange(float(texts)).reshape(-1, 1, 1, 1).expand(-1, 2, 5, 4)
+    call = AttentionCall(torch.zeros(6, 2, 3, 4), key)  # two images of three frames
+    asked = OtherTextCall(call, 3).of_rows(ALL)
+    assert asked.key.shape == (6, 2, 5, 4) and asked.key[:, 0, 0, 0].tolist() == expected
 
 
 def test_of_a_guided_batch_the_prompts_rows_are_asked():

@@ -150,6 +150,7 @@ def test_each_text_encoder_has_its_own_special_columns_and_parts(tokenizer):
         shifted = tuple(77 + column for column in found)
         assert both.find(name) == [found + shifted]
         parts = both.by_encoder()
+        assert [own for _, own in parts.values()] == [range(77), range(77, 154)]
         assert parts["CLIP"][0].find(name) == [found]
         assert parts["T5"][0].find(name) == [shifted]
 
