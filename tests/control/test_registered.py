@@ -15,7 +15,7 @@ from helpers.foreign_code import MasaEditor
 from helpers.joint_parity import sharp_inputs, sharp_model
 from helpers.rows import Way
 from helpers.tiers import tiered
-from helpers.tiny_pipelines import make_pipeline, make_unet
+from helpers.tiny_pipelines import make_pipeline, make_small_unet, make_unet
 from helpers.transformer_rows import TRANSFORMERS, own_norms
 from helpers.unet_rows import UNETS
 
@@ -311,6 +311,22 @@ def test_a_resolution_that_no_layer_has_is_refused_in_the_first_pass():
     with register_attention_control(unet, EmptyControl(), layers=5):
         with pytest.raises(ValueError, match="5"):
             unet(*INPUTS)
+
+
+@torch.no_grad()
+def test_one_layer_that_other_code_computes_keeps_nobody_from_the_others():
+    unet = make_small_unet()
+    attn = unet.get_submodule("mid_block.attentions.0.transformer_blocks.0.attn2")
+    attn.forward = lambda states, *_, **__: states
+    seen = []
+
+    def controller(probs, is_cross, place):
+        seen.append((place, is_cross))
+        return probs
+
+    with register_attention_control(unet, controller):
+        unet(*INPUTS)
+    assert ("mid", True) not in seen and len(seen) == 7  # of eight
 
 
 @torch.no_grad()
