@@ -268,6 +268,13 @@ def assert_legible(drawn):
         assert across <= 1 or down <= 1, f"{one!r} and {other!r} overlap"
 
 
+def test_panels_are_as_large_as_the_page_allows():
+    drawn = figure(random_run(12, size=(512, 512)), "words")
+    width, height = drawn.get_size_inches()
+    assert width == pytest.approx(PAGE[0], abs=0.01) or height == pytest.approx(PAGE[1], abs=0.01)
+    assert (width <= PAGE[0] + 1e-6, height <= PAGE[1] + 1e-6) == (True, True)
+
+
 WIDE = {"size": (1536, 512), "grid": (8, 24)}
 HIGH = {"size": (512, 1024), "grid": (16, 8)}
 
