@@ -9,7 +9,9 @@ from helpers.tiers import tiered
 from helpers.tiny_pipelines import make_pipeline
 
 from sdattn import generate, load_run
+from sdattn.maps.arrival import calibration_of
 from sdattn.maps.details import Details
+from sdattn.maps.heatmaps import Heatmaps
 from sdattn.maps.presets import PRESETS
 from sdattn.runs.imagerun import group_heatmaps, head_heatmaps, step_groups, step_heatmaps
 
@@ -179,3 +181,17 @@ def test_what_was_not_kept_is_refused_by_name():
             run.to_xarray(each)
     with pytest.raises(ValueError, match="each='layers'"):
         run.to_xarray("layers")
+
+
+@pytest.mark.parametrize(
+    ("model", "preset", "is_calibrated"),
+    [("demo", "default", True), ("demo", "daam", False), ("tiny", "default", False)],
+)
+def test_only_maps_like_the_demos_are_judged_by_its_calibration(
+    demo, monkeypatch, model, preset, is_calibrated
+):
+    run = generate(demo, "a cat", num_inference_steps=1, preset=preset)[0]
+    run = replace(run, settings=replace(run.settings, model=model))
+    monkeypatch.setattr(Heatmaps, "missing", lambda _, words, calibration: (words, calibration))
+    expected = calibration_of("demo") if is_calibrated else None
+    assert run.missing(["cat"]) == (["cat"], expected)
