@@ -1,5 +1,5 @@
 """Kernels of diffusers' dispatcher that do not call torch's attention (flash, sage, xformers, aiter
-and others), seen at work.
+and others), seen at work; and those that do, watched no longer than they run.
 
 While a layer runs, the registry's entry for its kernel hands on query, key and value, and the
 kernel makes the output. It counts as attention as a replacement of torch's own function does: if

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
@@ -144,7 +144,7 @@ class _Hook:
 
 
 @cache
-def _names_of(call: Any) -> list[str]:
+def _names_of(call: Callable[..., object]) -> list[str]:
     """Return the names of a function's arguments that may be given by position."""
     given = inspect.signature(call).parameters.values()
     return [one.name for one in given if one.kind is one.POSITIONAL_OR_KEYWORD]
@@ -153,7 +153,7 @@ def _names_of(call: Any) -> list[str]:
 def by_name(inner: Any, args: tuple[object, ...], kwargs: dict[str, object]) -> Arguments:
     """Return a processor's arguments, after the layer, by diffusers' names or else by position."""
     names = ["hidden_states", "encoder_hidden_states", "attention_mask"]
-    if len(args) > 1:  # not the usual call; asking for names costs more than a small layer
+    if len(args) > 1:  # not the usual call
         own = _names_of(type(inner).__call__)[2:]
         names = own if len(own) >= len(args) and names[0] in own else names
     return {**dict(zip(names, args, strict=False)), **kwargs}

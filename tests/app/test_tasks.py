@@ -59,7 +59,7 @@ def test_fields_without_a_value_are_left_out(asked, expected):
     [
         (" cat ", "a dog, a catfish, a Cat and a dog"),
         ("catfish", "a cat, a dog, a Cat and a cat"),
-        ("a cat", "a dog, a catfish, a Cat and a dog".replace("a dog", "dog")),
+        ("a cat", "dog, a catfish, a Cat and dog"),
         ("at", "a cat, a catfish, a Cat and a cat"),
     ],
 )

@@ -252,10 +252,13 @@ def boxes_of(drawn):
         return [(one.get_text(), one.get_window_extent()) for one in texts]
 
 
+def assert_on_one_page(width, height):
+    assert (width <= PAGE[0] + 1e-6, height <= PAGE[1] + 1e-6) == (True, True)
+
+
 def assert_legible(drawn):
     """On one page, every text inside, none over another or over a panel."""
-    width, height = drawn.get_size_inches()
-    assert (width <= PAGE[0] + 1e-6, height <= PAGE[1] + 1e-6) == (True, True)
+    assert_on_one_page(*drawn.get_size_inches())
     texts = boxes_of(drawn)
     for text, box in texts:
         inside = box.x0 >= -1 and box.y0 >= -1
@@ -272,7 +275,7 @@ def test_panels_are_as_large_as_the_page_allows():
     drawn = figure(random_run(12, size=(512, 512)), "words")
     width, height = drawn.get_size_inches()
     assert width == pytest.approx(PAGE[0], abs=0.01) or height == pytest.approx(PAGE[1], abs=0.01)
-    assert (width <= PAGE[0] + 1e-6, height <= PAGE[1] + 1e-6) == (True, True)
+    assert_on_one_page(width, height)
 
 
 WIDE = {"size": (1536, 512), "grid": (8, 24)}
