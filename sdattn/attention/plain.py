@@ -26,6 +26,8 @@ def add_softmax(
     scale: float,
     columns: Sequence[int] | None = None,
 ) -> None:
+    """Add a softmax, summed over heads, to ``total``, see
+    :func:`sdattn.attention.recording.record_softmax`."""
     for scores, rows, _ in _parts(query, key, mask, scale, total.dtype):
         shut = None if mask is None else scores.amax(-1, keepdim=True) == -math.inf
         probs = torch.softmax(scores, -1)  # in place it is slower on a CPU
@@ -43,19 +45,26 @@ def add_share(
     logsumexp: Tensor,
     columns: Sequence[int] | None = None,
 ) -> None:
+    """Add ``exp(scale * query @ key.T + mask - logsumexp)``, summed over heads, to ``total``.
+
+    The keys are some of a softmax's; ``logsumexp``, ``[B, heads, N]``, is over all of them. Other
+    arguments as in :func:`sdattn.attention.recording.record_softmax`.
+    """
     if columns is not None:
         key = chosen(key, 2, tuple(columns))
         mask = mask if mask is None else chosen(mask, -1, tuple(columns))
     of_rows = logsumexp.to(total.dtype).unsqueeze(-1)  # [B, heads, N, 1]
-    of_rows = of_rows.masked_fill(of_rows == -math.inf, 0.0)  # rows whose keys are all excluded
+    if mask is not None:  # there may be rows whose keys are all excluded
+        of_rows = of_rows.masked_fill(of_rows == -math.inf, 0.0)
     for scores, rows, heads in _parts(query, key, mask, scale, total.dtype):
         probs = scores.sub_(rows.of(of_rows)[:, heads]).exp_()
         rows.of(total).add_(_over_heads(probs))
 
 
 def logsumexp(query: Tensor, key: Tensor, mask: Tensor | None, scale: float) -> Tensor:
-    """Return :func:`sdattn.attention.recording.logsumexp`, a slice of queries at a time, in float64
-    for float64 inputs; for a gradient, a slice's scores are recomputed, not kept."""
+    """Return the logsumexp of each query's scores, ``[B, heads, N]``, float32, in float64 for
+    float64 inputs. A slice of queries is computed at a time; for a gradient its scores are
+    recomputed, not kept."""
     images, heads, n, _ = query.shape
     step = max(1, SLICE // (images * heads * key.shape[-2]))
     dtype = torch.promote_types(query.dtype, torch.float32)

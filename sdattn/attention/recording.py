@@ -1,22 +1,23 @@
-"""Attention added to a running sum over heads, as one torch operation per layer.
+"""Attention added to a running sum over heads.
 
-    record_softmax(total, query, key, mask, scale)             total += softmax, summed over heads
-    record_share(total, query, key, mask, scale, logsumexp)    the same for some of the keys
-    logsumexp(query, key, mask, scale)                         input of the second
-
-    add_softmax(...)       the first without the operation, for calls that are not compiled
-    add_attention(total, query, key, keys=...)    whichever is cheaper, for a host of its own
+    record_softmax(total, query, key, mask, scale)        total += softmax, summed over heads
+    add_softmax(total, query, key, mask, scale)           the same where nothing is compiled
+    add_share(total, query, key, mask, scale, logsumexp)  the same for some of the keys
+    logsumexp(query, key, mask, scale)                    input of the last
+    add_attention(total, query, key, keys=...)            whichever is cheaper, for others' code
 
 Each is computed by torch's own operations, the same on every device
-(:mod:`sdattn.attention.plain`), and registered with torch by ``torch.library.Library``, so that a
-compiled model stays in one graph. The usual wrapper, ``custom_op``, loads torch's compiler at
-the first call and takes longer for each.
+(:mod:`sdattn.attention.plain`). The first is one operation to torch, so that a compiled model stays
+in one graph; it is registered by ``torch.library.Library``, since the usual wrapper, ``custom_op``,
+loads torch's compiler at the first call and takes longer for each. Where nothing is compiled, to
+find an operation takes torch as long as a small layer.
 """
 
 import math
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from typing import Any
+from functools import update_wrapper
+from typing import ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
@@ -24,6 +25,8 @@ from torch import Tensor
 from . import plain
 from .modes import no_autocast
 
+P = ParamSpec("P")
+R = TypeVar("R")
 FEW_KEYS = 512  # up to which one softmax is made if the kernel gives no logsumexp
 
 
@@ -48,33 +51,19 @@ def record_softmax(
     torch.ops.sdattn.record_softmax.default(total, query, key, mask, scale, columns)
 
 
-def add_softmax(*given: Any) -> None:
-    """Do as `record_softmax`. torch takes as long to find an operation as a small layer to run."""
-    with torch.no_grad() if torch.is_grad_enabled() else nullcontext(), no_autocast():
-        plain.add_softmax(*given)
+def _outside_modes(implementation: Callable[P, R]) -> Callable[P, R]:
+    """Return a function that no mode of its caller reaches, and that has no gradient."""
+
+    def run(*args: P.args, **kwargs: P.kwargs) -> R:
+        with torch.no_grad() if torch.is_grad_enabled() else nullcontext(), no_autocast():
+            return implementation(*args, **kwargs)
+
+    return update_wrapper(run, implementation)
 
 
-def record_share(
-    total: Tensor,
-    query: Tensor,
-    key: Tensor,
-    mask: Tensor | None,
-    scale: float,
-    logsumexp: Tensor,
-    columns: Sequence[int] | None = None,
-) -> None:
-    """Add ``exp(scale * query @ key.T + mask - logsumexp)``, summed over heads, to ``total``.
-
-    The keys are some of a softmax's; ``logsumexp``, float32 ``[B, heads, N]``, is over all of them.
-    Other arguments as in :func:`record_softmax`.
-    """
-    torch.ops.sdattn.record_share.default(total, query, key, mask, scale, logsumexp, columns)
-
-
-@torch.no_grad()
-def logsumexp(query: Tensor, key: Tensor, mask: Tensor | None, scale: float) -> Tensor:
-    """Return the logsumexp of each query's scores, float32 ``[B, heads, N]``; without gradient."""
-    return torch.ops.sdattn.logsumexp.default(query, key, mask, scale)
+add_softmax = _outside_modes(plain.add_softmax)
+add_share = _outside_modes(plain.add_share)
+logsumexp = _outside_modes(plain.logsumexp)
 
 
 @torch.no_grad()
@@ -125,39 +114,14 @@ def addend(mask: Tensor | None) -> Tensor | None:
     return torch.zeros(mask.shape, device=mask.device).masked_fill(~mask, -math.inf)
 
 
-def _fake_logsumexp(query: Tensor, key: Tensor, mask: Tensor | None, scale: float) -> Tensor:
-    return query.new_empty(query.shape[:3], dtype=torch.float32)
-
-
 def _nothing(*_: object) -> None: ...
 
 
-def _outside_modes(implementation: Callable[..., Any]) -> Callable[..., Any]:
-    """Return an operation that no mode of its caller reaches."""
-
-    def run(*given: Any) -> Any:
-        with torch.no_grad(), no_autocast():
-            return implementation(*given)
-
-    return run
-
-
-_CALL = "Tensor query, Tensor key, Tensor? mask, float scale"
-_OPERATIONS: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
-    f"record_softmax(Tensor(a!) total, {_CALL}, int[]? columns=None) -> ()": (
-        plain.add_softmax,
-        _nothing,
-    ),
-    f"record_share(Tensor(a!) total, {_CALL}, Tensor logsumexp, int[]? columns=None) -> ()": (
-        plain.add_share,
-        _nothing,
-    ),
-    f"logsumexp({_CALL}) -> Tensor": (plain.logsumexp, _fake_logsumexp),
-}
-
-
 _library = torch.library.Library("sdattn", "DEF")
-for _schema, (_implementation, _fake) in _OPERATIONS.items():
-    _name = _library.define(_schema, tags=(torch.Tag.pt2_compliant_tag,))
-    _library.impl(_name, _outside_modes(_implementation), "CompositeExplicitAutograd")
-    torch.library.register_fake(f"sdattn::{_name}", _fake, lib=_library)
+_NAME = _library.define(
+    "record_softmax(Tensor(a!) total, Tensor query, Tensor key, Tensor? mask, float scale, "
+    "int[]? columns=None) -> ()",
+    tags=(torch.Tag.pt2_compliant_tag,),
+)
+_library.impl(_NAME, add_softmax, "CompositeExplicitAutograd")
+torch.library.register_fake(f"sdattn::{_NAME}", _nothing, lib=_library)

@@ -17,7 +17,7 @@ from torch import Tensor
 from ..attention import attention_probs, plain
 from ..attention.calls import ALL, AttentionCall, row_index
 from ..attention.device_copies import DeviceCopies, chosen
-from ..attention.recording import FEW_KEYS, add_softmax, addend, logsumexp, record_share
+from ..attention.recording import FEW_KEYS, add_share, add_softmax, addend, logsumexp
 
 Columns = Sequence[int] | None  # keys; None for all
 
@@ -140,7 +140,7 @@ class Softmax(ByQuery):
         if call.logsumexp is None and self._shows_all:
             probs = attention_probs(query, key.float(), mask, scale=self.scale)
             return chosen_columns(probs, columns)
-        # The operation in _of_rows has no gradient; if one is needed, torch's own computes it.
+        # What _of_rows computes has no gradient.
         needs_graph = call.query.requires_grad or call.key.requires_grad
         if call.logsumexp is None and needs_graph and torch.is_grad_enabled():
             of_rows = plain.logsumexp(query, key, mask, self.scale)
@@ -168,7 +168,7 @@ class Softmax(ByQuery):
         # Many: exp(scores - logsumexp) for the shown keys only.
         key = call.key[:, :, self.shown]
         mask = mask if mask is None else mask[..., self.shown]
-        record_share(total, call.query, key, mask, self.scale, self._of_rows, columns)
+        add_share(total, call.query, key, mask, self.scale, self._of_rows, columns)
         return total
 
     @cached_property

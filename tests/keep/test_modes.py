@@ -225,7 +225,7 @@ def test_under_autocast_functions_of_ours_are_exact(keys):
         add_attention(total, query, key)
         recording.record_softmax(added, query, key, None, scale)
         of_rows = recording.logsumexp(query, key, None, scale)
-        recording.record_share(shared, query, key, None, scale, of_rows)
+        recording.add_share(shared, query, key, None, scale, of_rows)
     assert probs.dtype == torch.float32
     for found in (probs, weights):
         torch.testing.assert_close(found.double(), expected, atol=1e-6, rtol=0)
