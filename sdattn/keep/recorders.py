@@ -158,6 +158,8 @@ class Recorders:
 
     def end(self, store: CapturedMaps) -> None:
         """End a pass: hand what was recorded to the store; refuse a layer that ran twice."""
+        if not self._of:
+            return
         held = list(self._held(store.layers))
         # The sums show how often a layer ran: a row adds 1 per head and call. It
         # is read in the first pass only, since the device is waited for.
