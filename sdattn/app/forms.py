@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from ..errors import InvalidTypeError
 from ..maps.presets import PRESETS
@@ -15,6 +15,7 @@ from ..models.families import edits_of, image_latents_of
 from ..runs.info import RunSettings
 from ..runs.run import Run
 from . import tasks
+from .example_prompts import examples_of
 from .recent_runs import RecentRun
 from .server import import_gradio
 
@@ -24,41 +25,6 @@ PRIVATE = {"api_visibility": "private", "show_progress": "hidden", "queue": Fals
 
 
 EXAMPLES = Path(__file__).parent / "examples"  # images of the demo's prompts, in their order
-
-
-class Examples(NamedTuple):
-    prompts: list[tuple[str, int]]  # with the seed of a good image
-    swap: tuple[str, str]  # a word of the first prompt, and one for its place
-
-
-_EXAMPLES = {
-    "demo": Examples(
-        [
-            ("a cat left of a pizza", 3),
-            ("a red umbrella above a dog on grass", 3),
-            ("a blue car right of a tree in the snow", 1),
-            ("an owl below a moon at night", 1),
-            ("a penguin left of a cactus at the beach", 1),
-            ("a rocket above a house at night", 3),
-            ("a butterfly above a sunflower on a blue background", 2),
-            ("a guitar right of a frog on grass", 1),
-        ],
-        ("cat", "dog"),
-    ),
-    "demo-mmdit": Examples(
-        [
-            ("a red circle left of a blue square", 0),
-            ("on the left a green star, on the right a ring", 0),
-        ],
-        ("circle", "star"),
-    ),
-    "demo-video": Examples(
-        [("a cat above a pizza", 0), ("a red car above a tree", 0)], ("cat", "dog")
-    ),
-}
-_ANY_EXAMPLES = Examples(
-    [("a cat on a sofa", 0), ("an astronaut riding a horse on the moon", 0)], ("cat", "dog")
-)
 
 
 @dataclass(frozen=True)
@@ -100,11 +66,6 @@ def _is_known(facts: Callable[[Any], object], pipe: Any) -> bool:
     except InvalidTypeError:
         return False
     return True
-
-
-def examples_of(pipe: Any) -> Examples:
-    demo = demo_of(pipe)
-    return _EXAMPLES[demo.name] if demo else _ANY_EXAMPLES
 
 
 def _drawing(pipe: Any) -> Form:

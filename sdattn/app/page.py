@@ -3,16 +3,13 @@ gradio."""
 
 import os
 import signal
-from dataclasses import replace
 from functools import partial
 from html import escape
 from typing import Any
 
-from ..loading.pipelines import load_pipeline
 from ..maps.notebook import framed
-from ..models.demos import demo_of
-from ..runs.generation import generate
-from .forms import PRIVATE, Form, changes_of, examples_of, forms_of, remedies_of, show_examples
+from .example_prompts import first_run
+from .forms import PRIVATE, Form, changes_of, forms_of, remedies_of, show_examples
 from .live import Live
 from .recent_runs import RecentRun, RecentRuns, own_folder
 from .server import check_address, import_gradio, launch_settings
@@ -33,7 +30,7 @@ def serve(
         served = folder / "served"
         os.environ["GRADIO_TEMP_DIR"] = str(served)  # gradio serves the files in it
         kept = RecentRuns(served / "runs")
-        app = build_app(pipe, kept, _example(pipe, kept))
+        app = build_app(pipe, kept, first_run(pipe, kept))
         settings = launch_settings(host, port)
         try:
             app.launch(**settings, inbrowser=browser, quiet=True, prevent_thread_lock=True)
@@ -43,15 +40,6 @@ def serve(
         signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl+C, which cleans up
         print(f"Open {app.local_url}, and stop with Ctrl+C.", flush=True)
         app.block_thread()
-
-
-def _example(pipe: Any, kept: RecentRuns) -> RecentRun:
-    """Return the run that the page opens with, always drawn by a demo: that takes seconds on any
-    machine."""
-    demo = pipe if demo_of(pipe) else load_pipeline("demo", device="cpu")
-    prompt, seed = examples_of(demo).prompts[0]
-    run = kept.write(generate(demo, prompt, seed=seed), "example")
-    return replace(run, title=f"An example, drawn by the demo: {run.title}")
 
 
 def build_app(pipe: Any, kept: RecentRuns, example: RecentRun) -> Any:
