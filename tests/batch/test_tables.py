@@ -13,6 +13,7 @@ import pandas
 import pyarrow as pa
 import pytest
 from helpers.item_lines import check_message, line_of, planned, put, read_items, read_one
+from helpers.tiers import tiered
 from pyarrow import parquet
 
 from sdattn.batch.tables import rows_of, table_rows
@@ -327,7 +328,7 @@ EXPANDING = {
 }
 
 
-@pytest.mark.parametrize("name", EXPANDING)
+@pytest.mark.parametrize("name", tiered(EXPANDING, quick=2))
 def test_a_small_parquet_file_of_gigabytes_is_refused_before_it_is_decoded(
     tmp_path, monkeypatch, name
 ):

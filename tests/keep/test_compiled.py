@@ -55,7 +55,7 @@ KEPT = {
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("kept", KEPT)
+@pytest.mark.parametrize("kept", tiered(KEPT, quick=3))
 def test_what_is_recorded_is_what_an_observer_sees(kept, eagerly):
     unet = make_small_unet()
     outputs, expected = called(unet, **KEPT[kept])

@@ -18,7 +18,7 @@ from helpers.rows import PROMPTS
 from sdattn import CaptureError, CaptureWarning, capture, heatmaps
 from sdattn.models.denoiser import find_denoiser
 
-DECODED = {"output_type": "np"}  # in the first way; in others latents are compared
+DECODED = {"output_type": "np"}  # in the third way; in others latents are compared
 LOSSY = ("fused", torch.bfloat16)  # ways of changing a pipeline that are not undone
 # each prompt has a call of a text encoder of its own: which is of which is not known
 QUOTING = ("HunyuanImage 2.1, quoted text", "HunyuanVideo 1.5, quoted text")
@@ -39,7 +39,7 @@ def state(pipe, model):
 def first_run(row):
     """A row's pipeline and its run in the first way; cases of a row come one after the other."""
     pipe = row.make()
-    return pipe, run_recorded(row, pipe, row.fitted(WAYS[0]), **DECODED)
+    return pipe, run_recorded(row, pipe, row.fitted(WAYS[0]))
 
 
 @contextmanager
@@ -69,16 +69,16 @@ def pipeline(row, processor, dtype):
     [pytest.param(*case, id="-".join(map(str, case)), marks=marks_of(*case)) for case in CASES],
 )
 def test_the_seven_laws(row, processor, way):
-    first, way = way == WAYS[0], row.fitted(way)
-    decoded = DECODED if first else {}
+    first, more = way == WAYS[0], DECODED if way == WAYS[2] else {}
+    way = row.fitted(way)
     with pipeline(row, processor, way.dtype) as pipe:
         model = find_denoiser(pipe).model
-        plain, record, calls = first_run(row)[1] if first else run_recorded(row, pipe, way)
+        plain, record, calls = first_run(row)[1] if first else run_recorded(row, pipe, way, **more)
         if processor != "own":  # the record is of torch's own attention, the image of this one
-            plain = row.run(pipe, way, **decoded)
+            plain = row.run(pipe, way, **more)
         before = state(pipe, model)
         with capture(pipe) as store:
-            watched = row.run(pipe, way, **decoded)
+            watched = row.run(pipe, way, **more)
 
         assert (plain == watched).all()  # 1: looking changes nothing
         after = state(pipe, model)  # 3 and 7: leaving restores
@@ -171,13 +171,13 @@ def test_where_cells_and_the_text_looked(row):
             with pytest.warns(CaptureWarning, match="replaced"):
                 with pytest.raises(CaptureError, match="Leave this layer out"):
                     with capture(pipe, queries=cells):
-                        row.run(pipe, way, **DECODED)
+                        row.run(pipe, way)
             return
         with ExitStack() as stack:
             stores = [stack.enter_context(capture(pipe, **options)) for options in asked]
             if row.name == "SAG":  # puts a processor of its own into a layer
                 stack.enter_context(pytest.warns(CaptureWarning, match="replaced"))
-            watched = row.run(pipe, way, **DECODED)
+            watched = row.run(pipe, way)
         assert (plain == watched).all()
         assert state(pipe, model) == before
         lengths = None if row.lengths is None else row.lengths(pipe, way)

@@ -8,6 +8,7 @@ import torch
 from diffusers import EulerAncestralDiscreteScheduler, HeunDiscreteScheduler
 from diffusers.models.attention_processor import AttnProcessor2_0
 from helpers.refusals import refused_unrun
+from helpers.tiers import tiered
 from helpers.tiny_pipelines import small_pipeline
 
 from sdattn import generate, load_run
@@ -176,7 +177,7 @@ def test_schedulers_of_other_habits(pipe, calls, scheduler, passes):
         pipe.scheduler = before
 
 
-@pytest.mark.parametrize("make", ["FluxPipeline", "StableDiffusion3Pipeline"])
+@pytest.mark.parametrize("make", tiered(["FluxPipeline", "StableDiffusion3Pipeline"]))
 def test_joint_attention(make):
     joint = small_pipeline(make)
     ran = []
