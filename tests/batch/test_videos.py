@@ -2,6 +2,7 @@
 
 import gc
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from PIL import Image
 
 from sdattn import generate, load_pipeline
 from sdattn.batch import open_batch, verify
+from sdattn.batch.shard import _beside_video
 from sdattn.files.videos import best_format
 
 OPTIONS = {"num_inference_steps": 2, "height": 32, "width": 48, "num_frames": 5}
@@ -100,6 +102,16 @@ def test_a_preview_is_small_and_takes_the_videos_time(runs):
     for item, frames in (("plain", 5), ("long", 8)):
         with Image.open(folder_of(runs / "folder", item) / "preview.webp") as found:
             assert (found.n_frames, max(found.size)) == (frames, 48)
+
+
+def test_a_gallery_gets_a_preview_beside_the_video_and_stills_beside_overlays():
+    run = generate(wan(), "a cat", seed=0, **OPTIONS)[0]
+    preview, stills = {"preview.webp"}, {"heatmaps/01-a.png", "heatmaps/02-cat.png"}
+    assert _beside_video(run, ("maps",)) == {}
+    assert _beside_video(run, ("maps", "video")).keys() == preview
+    assert _beside_video(run, ("maps", "overlays")).keys() == stills
+    assert _beside_video(run, ("overlays", "video")).keys() == preview | stills
+    assert _beside_video(replace(run, video=None), ("overlays", "video")) == {}
 
 
 @pytest.mark.parametrize(

@@ -59,6 +59,25 @@ def test_a_slow_tokenizer_knows_templates_and_added_tokens(tmp_path):
     assert read.find("<eos>") == [(11,)]
 
 
+class LastWordOtherwise(BertTokenizerLegacy):
+    """A slow tokenizer that has another token, ``last``, where a text ends."""
+
+    last = ""
+
+    def _tokenize(self, text, *given, **more):
+        return [*super()._tokenize(text, *given, **more)[:-1], self.last]
+
+
+@pytest.mark.parametrize("last", ["a", "dog"])  # before and after "cat" in the vocabulary
+def test_a_slow_tokenizer_whose_tokens_change_with_the_text_after_them_is_refused(tmp_path, last):
+    slow_tokenizer(tmp_path, 12)
+    tokenizer = LastWordOtherwise(str(tmp_path / "vocab.txt"), model_max_length=12)
+    tokenizer.last = last
+    assert read_prompt(tokenizer, "cat").find("cat") == [(1,)]
+    with pytest.raises(ValueError, match="tokens of 'cat' change with the text after it"):
+        read_prompt(tokenizer, "cat, cat")
+
+
 @pytest.mark.parametrize("kind", TINY_TOKENIZERS)
 @pytest.mark.parametrize(
     "prompt",
