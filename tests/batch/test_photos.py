@@ -15,6 +15,7 @@ from PIL import Image
 from PIL.PngImagePlugin import PngImageFile
 from pyarrow import parquet
 
+from sdattn.batch.columns import Columns
 from sdattn.files.writing import sha256
 
 PNG = photo()
@@ -360,6 +361,13 @@ def test_of_a_large_row_group_a_few_rows_are_in_memory(tmp_path):
     for number in (0, 299, 5, 298):
         assert items[number].image.read() == data[number]
         assert pa.total_allocated_bytes() - before < path.stat().st_size / 2
+
+
+@pytest.mark.parametrize("name", ["cover", "image", "photo"])
+def test_a_list_with_a_column_of_images_of_any_name_is_one_of_photos(name):
+    with pytest.raises(ValueError, match=f"column '{name}' of images. Pass it as `photos`"):
+        Columns().choose(["prompt", name], [name])
+    assert Columns().choose(["prompt", "file_name"], []) == ["prompt"]
 
 
 @pytest.mark.slow

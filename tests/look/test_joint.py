@@ -5,6 +5,7 @@ That its values are those of the whole softmax in float64 is tested in test_matr
 
 import pytest
 import torch
+from diffusers.models.attention_processor import JointAttnProcessor2_0
 from diffusers.models.transformers.transformer_flux import FluxAttnProcessor
 from helpers.joint_models import COLS, MODELS, N_TEXT, ROWS, attending, first_map, inputs
 from helpers.largest import Largest
@@ -153,12 +154,25 @@ def image_first(query, key, value, **options):
     return scaled_dot_product_attention(*moved, **options).roll(N_TEXT, dims=2)
 
 
+def text_first(query, key, value, **options):
+    moved = [one.roll(N_TEXT, dims=2) for one in (query, key, value)]
+    return scaled_dot_product_attention(*moved, **options).roll(-N_TEXT, dims=2)
+
+
+@pytest.mark.parametrize(
+    ("kind", "processor", "attend", "place"),
+    [
+        ("FLUX.1", FluxAttnProcessor, image_first, "0 to 7"),
+        ("SD3", JointAttnProcessor2_0, text_first, "15 to 22"),
+    ],
+)
 @torch.no_grad()
-def test_a_processor_that_puts_the_image_first_is_refused():
-    model = odd_flux(image_first)
-    given = inputs("FLUX.1", model)
-    torch.testing.assert_close(model(**given).sample, flux().transformer(**given).sample)
-    with pytest.raises(RuntimeError, match="Odd.*0 to 7"):
+def test_a_processor_that_joins_in_the_other_order_is_refused(kind, processor, attend, place):
+    model, plain = MODELS[kind]().transformer, MODELS[kind]().transformer
+    model.transformer_blocks[0].attn.set_processor(attending(processor, attend))
+    given = inputs(kind, model)
+    torch.testing.assert_close(model(**given).sample, plain(**given).sample)
+    with pytest.raises(RuntimeError, match=f"Odd does not join .*{place}"):
         with capture(model):
             model(**given)
 
