@@ -72,9 +72,7 @@ def check_guided(facts: PipelineFacts, prompt: object, options: Options) -> None
         )
 
 
-def tried_losses(
-    losses: Any, prompt: Prompt, grid: tuple[int, int], enough: float = 0.0
-) -> list[Loss]:
+def tried_losses(losses: Any, prompt: Prompt, grid: tuple[int, int], enough: float) -> list[Loss]:
     """Return the losses, tried on random maps: an unknown word is an error now, and so are losses
     whose sum no change of the maps lowers."""
     if callable(losses):

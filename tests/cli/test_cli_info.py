@@ -19,6 +19,12 @@ def test_info_lists_layers_and_bytes(invoke, whole_model):
     assert f"{(5 * 256 + 5 * 64 + 5 * 16 + 4) * 77 * 4 / 1e6:.1f} MB" in out
 
 
+def test_the_bytes_of_50_steps_are_those_of_every_head_and_step(invoke):
+    held = json.loads(invoke("info", "demo", "--json")[1])["bytes_held"]
+    cells = 5 * 256 + 5 * 64 + 5 * 16 + 4
+    assert held == {"default": cells * 77 * 4, "all_of_50_steps": 50 * 4 * cells * 77 * 4}
+
+
 def test_info_of_a_transformer_tells_what_does_not_apply(invoke, tmp_path):
     sana().save_pretrained(tmp_path / "sana")
     code, out, _ = invoke("info", str(tmp_path / "sana"))

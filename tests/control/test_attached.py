@@ -400,6 +400,24 @@ def test_the_prompts_rows_are_those_of_the_pipelines_layout(name, guided):
 
 
 @torch.no_grad()
+def test_a_layer_that_is_run_by_itself_is_edited_too():
+    """There is no call of a model to count it in, and nothing that would be left out."""
+
+    class Halved(AttentionStore):
+        def forward(self, attn, is_cross, place_in_unet):
+            return attn / 2
+
+    pipe = small_pipeline()
+    layer = next(one for one in find_denoiser(pipe.unet).layers if one.kind == "cross").module
+    hidden, text = torch.randn(1, 12, layer.query_dim), torch.randn(1, 7, layer.cross_attention_dim)
+    bias = layer.to_out[0].bias
+    whole = layer(hidden, encoder_hidden_states=text) - bias
+    pipe.unet.set_attn_processor(TorchAttnProcessor(Halved(pipeline=pipe.unet)))
+    found = layer(hidden, encoder_hidden_states=text) - bias
+    torch.testing.assert_close(found, whole / 2, atol=1e-5, rtol=0)
+
+
+@torch.no_grad()
 @pytest.mark.parametrize("target", ["unet", "pipeline"])
 @pytest.mark.parametrize("batch", tiered([2, 4], quick=2))
 @pytest.mark.slow

@@ -9,12 +9,15 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from helpers.modular_pipelines import modular
 from helpers.tiny_pipelines import make_pipeline
+from helpers.transformer_rows import qwen_image
 from PIL import Image
 
 from sdattn import explain, generate
 from sdattn.control.knockouts import draw_without, knockout, prepare
 from sdattn.edit import edit
+from sdattn.models.call_options import option_of
 from sdattn.models.pipeline_call import (
     checked_options,
     is_of_images,
@@ -25,6 +28,16 @@ from sdattn.models.values import checked_seeds
 from sdattn.prompts.tokens import TruncationWarning
 
 PIPE = make_pipeline()
+
+
+def test_an_option_has_its_default_and_none_where_no_block_of_a_modular_pipeline_takes_it():
+    assert option_of(PIPE, {"num_inference_steps": 3}, "num_inference_steps") == 3
+    assert option_of(PIPE, {}, "num_inference_steps") == 50
+    with pytest.raises(KeyError):
+        option_of(PIPE, {}, "clean_caption")
+    blocks = modular(qwen_image(), "QwenImageModularPipeline")
+    assert option_of(blocks, {}, "num_inference_steps") == 50
+    assert option_of(blocks, {}, "clean_caption") is None
 
 
 def test_an_image_has_its_prompts_options_and_its_own_noise():

@@ -31,6 +31,16 @@ RUNS = {
 NAMED = sorted(RUNS.keys() - {"knockout"})  # those that take a model's name
 
 
+def test_torch_may_begin_with_the_machines_cores_or_with_this_processs(monkeypatch):
+    usable = {0: {3, 5, 7}, 1: {0}}  # by process; 0 is this one
+    monkeypatch.setattr("os.cpu_count", lambda: 16)
+    monkeypatch.setattr("psutil.cpu_count", lambda logical: 16 if logical else 8)
+    monkeypatch.setattr("os.sched_getaffinity", usable.get, raising=False)
+    assert threads._cores() == {16, 8, 3}
+    monkeypatch.delattr("os.sched_getaffinity")  # macOS
+    assert threads._cores() == {16, 8}
+
+
 @pytest.fixture
 def two(monkeypatch):
     """A machine that starts with two threads, and a user who chose no number."""
