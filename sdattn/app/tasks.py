@@ -68,8 +68,6 @@ def best_of(settings_of: SettingsOf, pipe: Any, asked: dict[str, Any]) -> Run:
     prompt, options = _of_shown(settings_of, asked)
     if tried := settings_of(asked["run"]).candidates:
         options["seed"] = max(one.seed for one in tried) + 1
-    if options.get("num_inference_steps") == 1:
-        options["decide_at"] = 1.0  # no step comes before a decision
     return generation.generate(pipe, prompt, candidates=SEEDS, **options)
 
 

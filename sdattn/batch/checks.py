@@ -19,7 +19,7 @@ from ..models.pipeline_call import checked_options
 from ..models.reading import read_prompts
 from ..models.values import check_text, checked_part, checked_whole
 from ..prompts.tokens import Prompt
-from ..runs.candidates import DECIDE_AT, check_decision
+from ..runs.candidates import decision
 from ..runs.explaining import check_explained
 from .columns import CHOICE, NUMBERS
 from .items import BadLine, Item, number
@@ -154,7 +154,7 @@ class Checks:
         count = checked_whole("candidates", choice.get("candidates", 1))
         if count == 1:
             return found
-        check_decision(PipelineFacts(self.pipe), found, choice.get("decide_at", DECIDE_AT))
+        decision(PipelineFacts(self.pipe), found, choice.get("decide_at"))
         return {**found, **choice, "candidates": count}
 
 

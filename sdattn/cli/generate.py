@@ -42,14 +42,15 @@ def generate(
         typer.Option(min=1, help="Try this many seeds and draw the one that shows the most words."),
     ] = 1,
     decide_at: Annotated[
-        float,
+        float | None,
         typer.Option(
             "--decide-at",
             min=0,
             max=1,
-            help="Share of the steps by which candidates are judged; 1 draws all of them whole.",
+            help="Share of the steps by which candidates are judged; 1 draws all of them whole "
+            "(default: 0.4, or 1 where a run cannot be stopped by then).",
         ),
-    ] = 0.4,
+    ] = None,
     at_once: Annotated[
         bool,
         typer.Option("--at-once", help="Try the candidates in one batch, in as much more memory."),

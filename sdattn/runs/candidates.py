@@ -26,28 +26,43 @@ from .sampling import draw, make_maps, sample
 
 CALLBACK = "callback_on_step_end"
 IMAGES = "num_images_per_prompt"
-DECIDE_AT = 0.4  # of the steps
+DECIDE_AT = 0.4  # of the steps, where a run can be stopped by then
 
 
-def check_candidates(order: Order, decide_at: float, at_once: bool) -> None:
-    """Raise ValueError for a run that cannot choose its seed by the first steps."""
+def checked_choice(order: Order, decide_at: float | None, at_once: bool) -> float:
+    """Return the share of the steps by which a run chooses its seed, see :func:`decision`; raise
+    ValueError for a run that cannot choose it so."""
     if len(order.seeds) != 1:
         text = "they are for one image of one prompt. Call `generate()` once for each."
         raise OptionError("candidates", len(order.seeds), text)
     if order.options.get("latents") is not None:
         text = "they differ in their noise, and `latents` sets it. Leave one of them out."
         raise OptionError("candidates", "with latents", text)
-    if at_once and decide_at == 1:
-        text = "it is for the steps before `decide_at`. Leave one of them out."
+    share = decision(order.facts, order.options, decide_at)
+    if at_once and share == 1:
+        text = "it is for the steps before `decide_at`, and all are drawn whole here. Leave it out."
         raise OptionError("at_once", at_once, text)
     if at_once and IMAGES not in order.facts.options:
         text = f"a {order.facts.name} has no {IMAGES}. Leave it out."
         raise OptionError("at_once", at_once, text)
-    check_decision(order.facts, order.options, decide_at)
+    return share
 
 
-def check_decision(facts: PipelineFacts, options: Options, decide_at: float) -> None:
-    """Raise ValueError for a share of the steps by which a run cannot choose its seed."""
+def decision(facts: PipelineFacts, options: Options, decide_at: float | None) -> float:
+    """Return the share of the steps by which a run chooses its seed; by default 1.0, for whole
+    runs, where it cannot be stopped by then. Raise ValueError for a given one by which it
+    cannot choose."""
+    if decide_at is not None:
+        _check_decision(facts, options, decide_at)
+        return decide_at
+    try:
+        _check_decision(facts, options, DECIDE_AT)
+    except OptionError:
+        return 1.0
+    return DECIDE_AT
+
+
+def _check_decision(facts: PipelineFacts, options: Options, decide_at: float) -> None:
     if decide_at == 1:
         return
     if CALLBACK not in facts.options:

@@ -12,7 +12,7 @@ from ..maps.presets import Preset
 from ..models.pipeline import Options, Pipeline
 from ..models.pipeline_call import one_at_a_time, options_of_image
 from ..models.values import checked_part, checked_whole, seeds_of
-from .candidates import DECIDE_AT, best_of, check_candidates
+from .candidates import best_of, checked_choice
 from .imagerun import Further, ImageRun
 from .preparing import Order, keep_small_steps, prepare
 from .run import Run
@@ -34,7 +34,7 @@ def generate(
     causal: bool = False,
     spots: bool = False,
     candidates: int = 1,
-    decide_at: float = DECIDE_AT,
+    decide_at: float | None = None,
     at_once: bool = False,
     capture_options: Options | None = None,
     max_bytes: int | None = None,
@@ -74,7 +74,8 @@ def generate(
             are stopped and the best goes on, for ``candidates * decide_at + 1 - decide_at`` times
             the steps of one image. The model runs for its first steps again, ``candidates *
             decide_at + 1`` times in all, if one of them is kept, a callback may stop the run, or
-            foreign hooks or processors are in the model. With 1.0 all are drawn whole, once.
+            foreign hooks or processors are in the model. With 1.0 all are drawn whole, once. By
+            default 0.4; 1.0 for a run of one step, or of a pipeline that cannot be stopped.
         at_once: draw the candidates up to ``decide_at`` in one batch, in as much more memory; the
             best is drawn again from its first step.
         capture_options: options for :func:`sdattn.capture`, e.g. ``{"layers": ("mid", "up")}``.
@@ -111,7 +112,8 @@ def generate(
     half of its own, and with a demo model the words of the prompt that it never learnt.
     """
     count = checked_whole("candidates", candidates)
-    decide_at = checked_part("decide_at", decide_at)
+    if decide_at is not None:
+        decide_at = checked_part("decide_at", decide_at)
     seeds = seeds_of(seed, count) if count > 1 else []
     order = prepare(
         pipe,
@@ -127,12 +129,12 @@ def generate(
         max_bytes=max_bytes,
         videos=not causal,
     )
-    if "steps" not in (capture_options or {}) and (not seeds or decide_at == 1):
+    share = checked_choice(order, decide_at, at_once) if seeds else 1.0
+    if "steps" not in (capture_options or {}) and share == 1:
         order = keep_small_steps(order)
     plans = _causal_plans(order) if causal else []
     if seeds:
-        check_candidates(order, decide_at, at_once)
-        run = best_of(order, seeds, decide_at, at_once, words)
+        run = best_of(order, seeds, share, at_once, words)
         plans = [replace(plan, seed=run.candidates[0].seed) for plan in plans]
     else:
         run = sample(order)

@@ -61,7 +61,7 @@ def test_a_set_of_options_is_checked_once_good_or_bad(monkeypatch):
             "more.",
         ),
         (
-            {"candidates": 2, "num_inference_steps": 1},
+            {"candidates": 2, "decide_at": 0.4, "num_inference_steps": 1},
             "decide_at=0.4`: no step of this run's 1 has",
         ),
         ({"candidates": 2, "decide_at": 0.009}, "Pass 0.01 or more"),  # of the pipeline's own 50

@@ -201,6 +201,28 @@ def test_all_can_be_drawn_whole_and_ranked(pipe, calls):
     assert run.image.tobytes() == both[seed].image.tobytes()
 
 
+@pytest.mark.parametrize(
+    ("kind", "more"),
+    [
+        ("StableDiffusionPipeline", {"num_inference_steps": 1}),
+        ("StableDiffusionSAGPipeline", {"num_inference_steps": 3, "sag_scale": 0.0}),
+    ],
+)
+def test_what_cannot_be_stopped_is_drawn_whole(kind, more):
+    """A run of one step has none before the decision; old pipelines have no callback."""
+    options = {**TEN, **more}
+    pipe = small_pipeline(kind)
+    run = generate(pipe, PROMPT, seed=[9, 2, 5], candidates=3, **options)
+    assert run.image_runs[0].settings.decide_at == 1.0
+    whole = {seed: generate(pipe, PROMPT, seed=seed, **options) for seed in (9, 2, 5)}
+    scores = {seed: one.heatmaps[0].score() for seed, one in whole.items()}
+    assert {one.seed: one.score for one in run.candidates} == scores
+    [best] = run.seeds
+    assert run.image.tobytes() == whole[best].image.tobytes()
+    with refused_unrun(pipe, "at_once=True.*all are drawn whole"):
+        generate(pipe, PROMPT, candidates=2, at_once=True, **options)
+
+
 def test_words_that_are_kept_are_those_that_choose(pipe):
     run = generate(pipe, PROMPT, words=["red"], candidates=2, **TEN)
     whole = generate(pipe, PROMPT, seed=0, capture_options={"steps": [3]}, **TEN)
