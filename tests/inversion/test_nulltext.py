@@ -85,7 +85,8 @@ def test_one_step_of_adam_moves_each_text_as_algorithm_1_does(pipe):
     states, distances = algorithm_1(pipe, inversion, **options)
     assert all(after < before for before, after in distances)  # so the moved text is kept
     apart = (inversion.null_states - states).abs().mean((1, 2))
-    assert (apart < 1e-4).all()  # of moves of 1e-2
+    # Of moves of 1e-2. Where a gradient is mere rounding, Adam takes a whole step: few values.
+    assert (apart < 3e-4).all()
 
 
 @pytest.mark.parametrize(
