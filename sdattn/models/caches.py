@@ -23,5 +23,5 @@ def is_cached(denoiser: Denoiser) -> bool:
 def may_run_prompts_alone(model: object) -> bool:
     """Check for FasterCache, which in some calls of a model gives its layers the second half of a
     guided batch alone, the prompts', and guesses the other."""
-    registry = getattr(unwrapped(model), "_diffusers_hook", None)
+    registry = vars(unwrapped(model)).get("_diffusers_hook")
     return "faster_cache_denoiser" in getattr(registry, "hooks", {})
