@@ -328,7 +328,7 @@ EXPANDING = {
 }
 
 
-@pytest.mark.parametrize("name", tiered(EXPANDING, quick=2))
+@pytest.mark.parametrize("name", tiered(EXPANDING, quick=3))
 def test_a_small_parquet_file_of_gigabytes_is_refused_before_it_is_decoded(
     tmp_path, monkeypatch, name
 ):
