@@ -78,7 +78,7 @@ KINDS = {
         megabytes=6,
         files=1,
         prompt="a cat above a pizza",
-        unlearnt=("a cat moving", "'moving'.*It knows cat"),
+        unlearnt=("a cat moving", "'moving'.*Spelled like it: moon"),
     ),
 }
 MODELS = [pytest.param(name, marks=[pytest.mark.slow] * (name == "demo-video")) for name in KINDS]

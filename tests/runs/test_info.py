@@ -67,6 +67,7 @@ def at(document, place):
 
 OPTIONAL = {"truncated", "seed", "model", "pipeline", "scheduler", "options", "options_left_out"}
 OPTIONAL |= {"device", "dtype", "timesteps", "captured", "versions", "size", "asked", "checksum"}
+OPTIONAL |= {"score", "missing"}  # of a run without a word to judge
 
 
 def entries():

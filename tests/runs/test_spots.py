@@ -35,7 +35,7 @@ def test_an_even_grid_of_spots_is_kept_and_changes_nothing(make):
     row, col = rows - 2, 3
     cell = (row + 0.5) / rows, (col + 0.5) / cols
     steps = run.store.keep.steps.part
-    part = (steps.first, steps.last)
+    part = "mean" if steps is None else (steps.first, steps.last)  # a small run keeps each step
     with capture(pipe, queries=[cell], steps=part, layers=up or None) as store:
         generate(pipe, PROMPT, **SIZE)
     [[alone]] = store.spots()
