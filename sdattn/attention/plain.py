@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 from .device_copies import chosen
 
 MAX_PROBS_AT_ONCE = 1 << 23  # probabilities computed at a time: all heads of SD 1.x, some of SD3
-MAX_PROBS_ON_CPU = 1 << 18  # so few stay in its caches: twice or half as many took longer
+MAX_PROBS_ON_CPU = 1 << 18  # so few stay in its caches; half as many took longer
 SLICE = 1 << 24  # scores in one slice of queries
 
 
