@@ -101,10 +101,9 @@ def add_attention(
         columns = None if last - first == key.shape[2] else range(first, last)
         add_softmax(total, query, key, mask, scale, columns)
         return
-    with no_autocast():
-        of_rows = plain.logsumexp(query, key, mask, scale)
-        mask = None if mask is None else mask[..., keys]
-        plain.add_share(total, query, key[:, :, keys], mask, scale, of_rows)
+    of_rows = logsumexp(query, key, mask, scale)
+    mask = None if mask is None else mask[..., keys]
+    add_share(total, query, key[:, :, keys], mask, scale, of_rows)
 
 
 def addend(mask: Tensor | None) -> Tensor | None:
